@@ -28,7 +28,7 @@ class StagingMemory {
   std::byte* data() const { return memory_->data(); }
   std::size_t size() const { return memory_->size(); }
 
-  // Waits until nobody else uses the memory. False: not until `deadline`, or `*cancelled` has
+  // Waits until nobody else uses the memory. False: `deadline` has passed, or `*cancelled` has
   // become true and Wake() was called. `cancelled`: may be null.
   bool Acquire(absl::Time deadline, const std::atomic<bool>* cancelled) ABSL_LOCKS_EXCLUDED(mutex_);
   void Release() ABSL_LOCKS_EXCLUDED(mutex_);

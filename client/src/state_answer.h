@@ -21,7 +21,7 @@ namespace gradsync::client {
 // and go on later, with an image of the same shape. Thread-compatible. Waits for nothing.
 class StateAnswer {
  public:
-  // Between two looks for a cancel: less than 5 ms of hashing.
+  // The bytes between two checks for a cancel: less than 5 ms of hashing.
   static constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
   // ---- Digests
@@ -36,7 +36,7 @@ class StateAnswer {
 
   // ---- Chunks
 
-  // Of the image, in whole chunks.
+  // How many bytes of the image are copied, in whole chunks.
   std::uint64_t copied() const { return copied_; }
   // The number of the next chunk, from 0.
   std::uint64_t next_chunk() const { return next_chunk_; }

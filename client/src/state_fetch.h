@@ -30,8 +30,8 @@ class Connection;
 //
 //   (Fetch Confirm)*
 //
-// The daemon may begin the transfer anew at any time: then what has arrived is void, and Fetch goes
-// on with the new one.
+// The daemon may begin the transfer anew at any time. Then Fetch drops the bytes that have arrived,
+// and goes on with the new transfer.
 class StateFetch {
  public:
   explicit StateFetch(Connection* connection) : connection_(*connection) {}
@@ -69,7 +69,7 @@ class StateFetch {
 
   // FAILED_PRECONDITION PROTOCOL_VIOLATION.
   absl::Status OutOfOrder(absl::string_view what) const;
-  // The session that ends because this rank cannot take the state.
+  // Sends StateRefused, which ends the session, and returns `why`.
   absl::Status Refuse(std::uint64_t transfer, const absl::Status& why);
   absl::Status Broken(absl::string_view what) const;
   // Asks the daemon for the state, unless it was asked.

@@ -22,7 +22,7 @@
 
 namespace gradsync::client {
 
-// Of the name of an item.
+// The most bytes of an item's name.
 inline constexpr std::size_t kMaxStateNameBytes = 1024;
 
 // INVALID_ARGUMENT MALFORMED: names the item whose name is empty, too long, no UTF-8 or not the

@@ -1,5 +1,5 @@
-// The thread that reads this rank's state of the model, and the pin that keeps the state as it is
-// meanwhile.
+// The thread that reads this rank's state of the model. While it reads, a pin keeps the trainer
+// from changing the state.
 
 #ifndef CLIENT_SRC_STATE_READER_H_
 #define CLIENT_SRC_STATE_READER_H_
@@ -34,13 +34,13 @@ class StateSender {
 // for.
 //
 // It reads only while the state is frozen: from the beginning of a wait, or this rank's EndStep,
-// until the wait returns to the trainer. Thaw is what pins: it ends the reading, and returns when
-// the reader has stopped. If the same step is waited for again, the reader goes on where it
-// stopped.
+// until the wait returns to the trainer. A wait gets a pin by Freeze, and gives it back by Thaw.
+// Thaw ends the reading, and returns only when nobody reads: so the trainer cannot change the state
+// before. If the trainer waits for the same step again, the reader goes on at the same place.
 //
-// Thread-safe. A part of the Connection, which calls Stop. The thread owns all that it uses, since
-// a TrainerState that never returns would keep it for ever. No lock of a StepClient, of the
-// JobChannel or of the Connection is taken under its lock, but the stream's is.
+// Thread-safe. A part of the Connection, which calls Stop. The thread owns everything that it uses:
+// a TrainerState that never returns keeps the thread for ever. Under its lock it takes the stream's
+// lock, and no lock of a StepClient, of the JobChannel or of the Connection.
 class StateReader {
   class Impl;
 

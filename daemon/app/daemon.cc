@@ -157,8 +157,8 @@ struct Daemon::Rooms {
   ArenaQuota gpu_quota;
   // These run work of jobs and sessions, so ~Daemon() finishes them before it destroys those.
   std::unique_ptr<HostReducer> reducer;
-  std::unique_ptr<SerialExecutor> executor;  // maps and unmaps for sessions, which can take seconds
-  std::unique_ptr<SerialExecutor> copier;  // copies for jobs, which must not wait for the executor
+  std::unique_ptr<SerialExecutor> executor;  // maps for sessions, which can take seconds
+  std::unique_ptr<SerialExecutor> copier;  // copies and unmaps for jobs, which must not wait
   SerialExecutor worker_reaper;            // waits for the ends of workers
   std::shared_ptr<WorkerSupervisor> workers;
   GpuReducer gpu_reducer;

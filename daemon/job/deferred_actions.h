@@ -29,7 +29,7 @@ struct DeferredActions {
   std::vector<std::shared_ptr<void>> releases;
   // Sessions whose early messages broke the protocol, and how. They end.
   std::vector<std::pair<RankSession, absl::Status>> breaches;
-  // What waiting ranks were told about late ones, for the log.
+  // The notices about late ranks, for the log.
   std::vector<std::string> late;
 };
 

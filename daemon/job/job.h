@@ -65,8 +65,8 @@ struct JobEnvironment {
   std::size_t max_buckets_per_layout = 4096;
   std::string node_name;           // for jobs with ranks on other nodes
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs
-  // Writes to the log what waiting ranks were told: "layout 'model' after 5s: rank 1 has not joined
-  // the job". May be null. Called without locks of jobs.
+  // Logs a notice that waiting ranks get: "layout 'model' after 5s: rank 1 has not joined the job".
+  // May be null. Called without locks of jobs.
   std::function<void(const std::string& job_id, const std::string& text)> log_late;
 };
 
@@ -167,8 +167,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool Empty() const;
   // Every rank has joined once.
   bool Formed() const;
-  // The policy is `hold`, the job goes on or is complete, and this rank has left it for good or
-  // finished.
+  // The policy is `hold`, every rank has joined, the job has not failed, and this rank has left it
+  // for good or finished.
   bool HasCompleted(std::uint32_t rank) const;
   bool HasEnded() const;
   bool StepRunning() const;
@@ -198,8 +198,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // FAILED_PRECONDITION if the rank is in a step or an operation. Also if the rank is healing,
-  // unless it leaves for good (`exit`) and no running step has gradients of its lost session.
+  // FAILED_PRECONDITION if the rank is in a step or an operation, or is loading. Also if it is
+  // healing, except if it leaves for good (`exit`) and no running step has gradients of its lost
+  // session.
   // `message`: what it said.
   absl::Status CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -241,8 +242,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends the job if the operation needs a rank whose session is lost or has not healed.
   void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
                              DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if rank `leaving` stays while another rank is held or healing. The last rank to
-  // leave broadcasts the state of the model, and the other rank may not have it.
+  // Ends the job if rank `leaving` stays while another rank is held, loading or healing. The last
+  // rank to leave broadcasts the state of the model, and the other rank may not have it.
   void EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if others have waited for a held rank for as long as they may.

@@ -83,8 +83,9 @@ class JobPort {
   virtual absl::Status Deliver(const RankMessage& message) = 0;
 
   // The session is lost or must end, with `why` ("its process ended", a breach, ...).
-  // Unless the rank had exited, the job fails: every running step is void and every other session
-  // ends with ABORTED RANK_LOST. With policy `hold` only this session ends, if the job can go on.
+  // If the rank had exited or finished, only this session ends. Otherwise the job fails: every
+  // running step is void, and every other session ends with ABORTED RANK_LOST. With policy `hold`
+  // only this session ends, if the job can go on.
   virtual void Lose(RankSession session, const absl::Status& why) = 0;
 
   // kLost if another session has the rank by now.

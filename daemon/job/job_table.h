@@ -38,13 +38,13 @@ class JobTable final : public JobFinder {
   // has finished, the old generation goes on beside the new one. It is superseded only when one of
   // its other ranks joins the new one without having left. With policy `hold` a full job keeps its
   // generation, and only a rank whose session is lost can be joined. A rank that has left a full
-  // job for good cannot join it again while the table remembers the job: the process that comes is
-  // a replacement that comes too late.
+  // job for good, or has finished, cannot join it again while the table remembers the job: the
+  // process is a replacement that comes too late. But a session for a rank that stays supersedes
+  // the job.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
-  //   with
-  //                        policy `hold`, the rank has left the job.
+  //                        with policy `hold`, the rank has left the job or has finished.
   //   RESOURCE_EXHAUSTED   too many jobs of this user.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
                                             std::uint32_t world_size, const JobOptions& options,

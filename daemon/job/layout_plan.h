@@ -33,8 +33,8 @@ struct LayoutSpec {
   std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
   ReduceOp op = ReduceOp::kAverage;
   bool on_gpu = false;  // the arenas lie on GPUs, each rank's on one of its own choice
-  // Of one more bucket, the last one, for the buffers of the model: bytes that are summed, whatever
-  // `op` is. 0: none.
+  // The bytes of one more bucket, the last one, for the buffers of the model. They are summed,
+  // whatever `op` is. 0: no such bucket.
   std::uint64_t buffer_bytes = 0;
 
   // The bucket for buffers; nullopt if the layout has none. `buckets`: of its plan.

@@ -116,7 +116,7 @@ class LayoutSet {
   // The ranks that running steps wait for. A rank may be there more than once.
   std::vector<std::uint32_t> MissingRanks() const;
   std::vector<LayoutSnapshot> Snapshot() const;
-  // Of the last layouts that every rank has released, unless another one has the name now.
+  // The last layouts that every rank has released. A layout whose name is taken again is left out.
   std::vector<LayoutSnapshot> ReleasedSnapshot() const;
   // The last steps of a layout, also of a released one; nullopt if there is no such layout.
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;

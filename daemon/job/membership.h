@@ -26,7 +26,7 @@ enum class RankState : std::uint8_t {
   kHealing,   // its session came after a loss: it takes part in steps, but in nothing else
   kStayed,    // Leave{exit=false}: takes part in nothing until every rank has left
   kExited,    // Leave{exit=true}
-  kFinished,  // its process ended well, but steps still wait for it, in vain
+  kFinished,  // Finish: steps and operations need it, so the job ends if another rank begins one
   kLost,
 };
 
@@ -61,8 +61,8 @@ struct Member {
 // The state of each rank, and its session:
 //
 //   kAbsent --Join--> kLive --Stay--> kStayed --Resume--> kLive
-//   kLive or kStayed --Exit--> kExited
-//   kLive --Finish--> kFinished
+//   kLive, kHealing or kStayed --Exit--> kExited
+//   kLive or kHealing --Finish--> kFinished
 //   kLive, kStayed, kLoading or kHealing --Lose--> kLost
 //   kLive, kLoading or kHealing --Hold--> kHeld --Join--> kHealing --Heal--> kLive
 //   kHeld --Join with `loads`--> kLoading --Admit--> kHealing

@@ -108,7 +108,7 @@ struct StateFailedMessage {
   absl::Status status;
 };
 
-// The last message of a session. OK after Leave{exit}.
+// The last message of a session. OK after Leave{exit} and Finish.
 struct SessionEndMessage {
   absl::Status status;
 };

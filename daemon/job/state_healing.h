@@ -172,8 +172,8 @@ class StateHealing {
   // frozen, admits the replacement when all digests agree, and begins the next transfer. A Status
   // that is not OK ends the job: RANKS_DIVERGED.
   absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
-  // Gives up a silent source. Compares no rank that owes its digests for too long after the
-  // replacement has sent its own. Fails requests whose deadline has passed.
+  // Gives up a silent source. Stops waiting for the digests of a rank that owes them for too long
+  // after the replacement has sent its own. Fails requests whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
   // The job has ended: ends the transfer. Nothing begins any more.
   void Stop(DeferredActions* actions);

@@ -1,8 +1,8 @@
 // The session of one trainer: a rank of a job, with its memory and its lease.
 //
-// A session ends once: by Leave{exit}, at the end of its stream, of its process, of its lease or of
-// its job, or because of a bad request. Unless it ends by Leave{exit} or with its job, the job has
-// lost the rank.
+// A session ends once: by Leave{exit} or Finish, at the end of its stream, of its process, of its
+// lease or of its job, or because of a bad request. If it ends by Leave{exit}, by Finish or with
+// its job, the rank is not lost. Otherwise it is.
 //
 // Thread-safe. An RPC thread creates its memory, the side socket's thread hands it out, the
 // executor's thread maps and frees it. Session::mutex_ is a leaf: no lock is taken under it.

@@ -105,8 +105,7 @@ class SessionTable {
   void End(std::shared_ptr<Session> session, const absl::Status& why);
   // The session's connection was closed without Leave: ends the session with `why`. Under policy
   // `hold`, unless the daemon drains, this first waits for the end of the process, so that the job
-  // can hold the rank. If the process still lives when the lease is over, the session ends with
-  // `why`.
+  // can hold the rank. If the process still lives one lease later, the session ends with `why`.
   void ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why);
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.
@@ -134,9 +133,9 @@ class SessionTable {
     std::uint64_t expires_ns = 0;
   };
 
-  // Ends the closed sessions whose process has ended or whose lease is over; `all`: every one.
+  // Ends the closed sessions whose process has ended or whose time has expired; `all`: every one.
   void EndClosed(bool all);
-  // The lease of the session is over. If the job would hold the rank once the process has ended,
+  // The session's lease has expired. If the job would hold the rank once the process has ended,
   // kills the process, because it could write to its gradients later, and returns true. The session
   // ends with the process.
   bool KillToHold(const std::shared_ptr<Session>& session, const absl::Status& why);

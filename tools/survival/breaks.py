@@ -1,4 +1,4 @@
-"""Parts of healing that are broken on purpose: a chain that does not show it proves nothing."""
+"""Breaks parts of healing on purpose: then the chain must show a difference."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@
 // With a timeout of zero or below, WaitBucket, WaitStep and LeaveAndStay return at once: the answer
 // if there is one, else DEADLINE_EXCEEDED. For the other calls such a timeout counts as 1 ms.
 //
-// Each method lists its own errors. After one of these the session goes on. Once the session has
-// ended, every method returns why:
+// Each method lists its own errors. After one of these the session goes on, unless the list says
+// that the session or the job ends. Once the session has ended, every method returns why:
 //   ABORTED              RANK_LOST, SUPERSEDED, LEASE_EXPIRED. The message names rank, step and
 //                        bucket, and how the loss is known. Join again. RANK_FINISHED: a rank
 //                        has called Finish, and another one began something that needs it.
@@ -578,8 +578,8 @@ class Session {
   //                        STATE_REFUSED: the TrainerState failed. Both end the session, and the
   //                        others wait for another replacement. PROTOCOL_VIOLATION: ServeState and
   //                        FetchState come first.
-  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: FetchState's time is
-  //                        over.
+  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: FetchState's timeout has
+  //                        expired.
   virtual absl::Status ConfirmState(absl::Duration timeout = absl::InfiniteDuration()) = 0;
   // Checks that every rank has the same items. An operation of the job, see below; call it between
   // two steps, with any LossPolicy. With kHold a rank that is lost meanwhile ends the job. The

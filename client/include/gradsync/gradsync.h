@@ -198,7 +198,7 @@ static inline void gradsync_session_options_init(gradsync_session_options_t* opt
   memset(options, 0, sizeof(*options));
   options->struct_size = sizeof(*options);
 }
-/* Fills `options` from torchrun's environment variables. What is set already wins over its
+/* Fills `options` from torchrun's environment variables. A member that is set already wins over its
  * variable, which is then not needed: a string that is not NULL, `world_size` if it is not 0, and
  * `rank` with `rank_given`. The strings are valid until gradsync_session_options_destroy(), which
  * sets `options` as its _init() does. */

@@ -1,7 +1,7 @@
 """The items of a state for the library, and the function that the library calls for them.
 
-The library calls on a thread of its own, which needs the GIL. So every call of the library that
-waits for that thread runs without it. Serving ends before the interpreter does.
+The library calls the function on a thread of its own, which needs the GIL. So every call that waits
+for that thread releases the GIL. Serving ends before the interpreter does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must not change from a step's position to its first gradient."""
+"""Notices a state that changes between a step's position and its first gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank is in its data, and what it had there."""
+"""Where a rank is in its data, and the buffers and gradients that it had there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backward passes of one wrapped module: from autograd's hooks to the buckets' hand-over."""
+"""The backward passes of one wrapped module: from autograd's hooks to the buckets' hand-off."""
 
 from __future__ import annotations
 
