@@ -158,8 +158,8 @@ struct Daemon::Rooms {
   // These run work of jobs and sessions, so ~Daemon() finishes them before it destroys those.
   std::unique_ptr<HostReducer> reducer;
   std::unique_ptr<SerialExecutor> executor;  // maps for sessions, which can take seconds
-  std::unique_ptr<SerialExecutor> copier;  // copies and unmaps for jobs, which must not wait
-  SerialExecutor worker_reaper;            // waits for the ends of workers
+  std::unique_ptr<SerialExecutor> copier;    // copies and unmaps for jobs, which must not wait
+  SerialExecutor worker_reaper;              // waits for the ends of workers
   std::shared_ptr<WorkerSupervisor> workers;
   GpuReducer gpu_reducer;
   JobTable jobs;
