@@ -51,6 +51,20 @@ def test_measures_the_named_models_and_implementations(script, tmp_path):
     assert rows[0]["of_ddp_gloo"] is None
 
 
+def test_compares_hold_with_abort(script, tmp_path):
+    done = script.run(
+        *("--quick", "--model", "compute_heavy", "--impl", "gradsync,gradsync_hold"),
+        *("--rounds", "3", "--steps", "2", "--json", "rows.json"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "compute_heavy, gradsync_hold: " in done.stdout
+    assert " of gradsync's step (quartiles " in done.stdout
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["impl"] for row in rows] == ["gradsync", "gradsync_hold"]
+    assert not script.left_behind()
+
+
 def test_nodes_train_over_their_links(script, tmp_path):
     done = script.run(
         *("--quick", "--model", "balanced", "--impl", "bare,gradsync,ddp_gloo"),
@@ -75,6 +89,8 @@ def test_refuses_nodes_that_it_cannot_have(script, tmp_path):
         (["--nodes", "3", "--ranks", "3"], "must be 2 to 8 in all"),
         (["--ranks", "1"], "must be 2 to 8 in all"),
         (["--rate", "1gbit"], "needs --nodes 2"),
+        (["--nodes", "2", "--impl", "gradsync_hold"], "needs every rank on one node"),
+        (["--impl", "gradsync_hold,ddp_gloo"], "hold refuses PyTorch's process groups"),
         (["--nodes", "2", "--rate", "fast"], "not 'fast'"),
     ):
         refused = script.run(*wrong, cwd=tmp_path)

@@ -32,6 +32,8 @@ Trains the same model in several ways at once, and compares what one step costs.
   bare            the module alone: every rank trains a copy of its own
   ddp_noop        PyTorch's DistributedDataParallel with a hook that communicates nothing
   gradsync        gradsync.torch.DistributedDataParallel
+  gradsync_hold   the same with on_rank_loss="hold", and a gradsync.torch.Training; on one node,
+                  and only beside bare and gradsync: hold refuses PyTorch's process groups
   gradsync_hook   PyTorch's wrapper with gradsync.torch.allreduce_hook
   ddp_group       PyTorch's wrapper on the process group "gradsync"
   ddp_gloo        PyTorch's wrapper with its own all-reduce, Gloo
@@ -41,8 +43,8 @@ that computes; with --nodes, on each of several nodes, which are network namespa
 with links of --rate. Every rank has a copy of the model for each implementation: the same seed,
 data, optimizer (SGD with momentum). After a warm-up, in which wrappers settle their buckets,
 all ranks take turns of a few steps with each implementation, in rotating order: when the machine
-becomes faster or slower, it does so for all of them. Afterwards the parameters of gradsync,
-gradsync_hook, ddp_group and ddp_gloo must be the same.
+becomes faster or slower, it does so for all of them. Afterwards the parameters of
+gradsync, gradsync_hold, gradsync_hook, ddp_group and ddp_gloo must be the same.
 
   step p50   zero_grad, forward, backward and optimizer.step of one batch: the median of a round's
              steps on the slowest rank; then the median over the rounds
@@ -55,6 +57,8 @@ Below the table are
 
   - what gradsync adds as a share of what ddp_gloo adds. Targets beyond ddp_noop, with 2 ranks and
     communication_heavy: wrapper 0.20, hook 0.50
+  - what hold costs while no rank is lost: gradsync_hold's step as a share of gradsync's, median of
+    the rounds' ratios. Target: at most 1.02
   - with --rate, a step as a share of its limit: the larger of the computation (bare's step, in the
     same round) and the wire's time (the gradients' bytes at --rate, times 2(n-1)/n for n nodes,
     without headers). Target: at most 1.15
@@ -69,6 +73,7 @@ examples:
   .venv/bin/python tools/bench/step.py
   .venv/bin/python tools/bench/step.py --model communication_heavy --json step.json
   .venv/bin/python tools/bench/step.py --nodes 2 --rate 1gbit --model balanced
+  .venv/bin/python tools/bench/step.py --impl gradsync,gradsync_hold --rounds 20
   .venv/bin/python tools/bench/step.py --quick        # does it work? Figures mean nothing
 
 Needs 'tools/setup --test' and 'bazel build //daemon:gradsyncd //client:libgradsync.so'; for --nodes
@@ -79,7 +84,17 @@ standard error. Exit status: 0; 1 something failed or results differ; 2 wrong us
 
 _MODELS = ("communication_heavy", "balanced", "offloaded", "compute_heavy")
 _DEFAULT_MODELS = ("communication_heavy", "compute_heavy")
-_IMPLEMENTATIONS = ("bare", "ddp_noop", "gradsync", "gradsync_hook", "ddp_group", "ddp_gloo")
+_DEFAULT_IMPLEMENTATIONS = (
+    "bare",
+    "ddp_noop",
+    "gradsync",
+    "gradsync_hook",
+    "ddp_group",
+    "ddp_gloo",
+)
+# They need a process group of PyTorch.
+_GROUPS = {"ddp_noop", "gradsync_hook", "ddp_group", "ddp_gloo"}
+_IMPLEMENTATIONS = (*_DEFAULT_IMPLEMENTATIONS, "gradsync_hold")
 # How far apart parameters may be after some hundred steps that add in another order.
 _TOLERANCE = 1e-3
 # Steps of a wrapper until its buckets are settled, and some more.
@@ -103,9 +118,9 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--impl",
         type=names_of(_IMPLEMENTATIONS),
-        default=_IMPLEMENTATIONS,
+        default=_DEFAULT_IMPLEMENTATIONS,
         metavar="LIST",
-        help="comma-separated, from the list above; default: all",
+        help="comma-separated, from the list above; default: all but gradsync_hold",
     )
     add_shared_arguments(parser)
     parser.add_argument(
@@ -140,6 +155,13 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(words)
     options.model = tuple(name for name in _MODELS if name in (options.model or _DEFAULT_MODELS))
     check_shared_arguments(parser, options)
+    if "gradsync_hold" in options.impl:
+        if options.nodes > 1:
+            parser.error("gradsync_hold needs every rank on one node: leave out --nodes")
+        if not _GROUPS.isdisjoint(options.impl):
+            parser.error(
+                "hold refuses PyTorch's process groups: --impl bare,gradsync,gradsync_hold"
+            )
     options.rounds = options.rounds or (2 if options.quick else 5)
     options.steps = options.steps or (4 if options.quick else 20)
     return options
@@ -243,6 +265,7 @@ def _measure(options: argparse.Namespace) -> None:
         stage.start_daemons()
         names = ("quick", "bucket_view", "bucket_mb")
         rank_options = {name: getattr(options, name) for name in names}
+        rank_options["group"] = not _GROUPS.isdisjoint(options.impl)
         try:
             team = stage.start_python_team("step", "step_rank.py", rank_options, 1, {})
             contest = _Contest(options, stage, team, progress)

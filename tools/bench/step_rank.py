@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import time
@@ -16,7 +17,7 @@ from step_models import Model, models, parameter_count
 from torch import nn
 
 # Their parameters must be the same after training.
-SYNCHRONIZED = ("gradsync", "gradsync_hook", "ddp_group", "ddp_gloo")
+SYNCHRONIZED = ("gradsync", "gradsync_hold", "gradsync_hook", "ddp_group", "ddp_gloo")
 
 _SEED = 4711
 _BATCHES = 8
@@ -34,11 +35,20 @@ class _Contestant:
             module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM, foreach=True
         )
         self._steps = 0
+        self._training: Any = None  # a gradsync.torch.Training, or None
+
+    def hold(self) -> None:
+        """From now on each step says where it begins, as `hold` needs."""
+        import gradsync.torch
+
+        self._training = gradsync.torch.Training(self._wrapped, self._optimizer)
 
     def step(self, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
         """Returns the seconds of its backward pass."""
         inputs, labels = batches[self._steps % len(batches)]
         self._steps += 1
+        if self._training is not None:
+            self._training.position(0, self._steps)
         self._optimizer.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(self._wrapped(inputs), labels)
         start = time.perf_counter()
@@ -52,11 +62,12 @@ class StepRank:
     """What rank_service serves."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
-        """Joins the job and the process group.
+        """Joins the job and, if there is one, the process group.
 
         Args:
           configuration: as Stage.start_python_team() makes it, and
             quick: True for the small models;
+            group: whether there is a process group;
             bucket_view: PyTorch's gradient_as_bucket_view, for all wrappers of its own;
             bucket_mb: MiB of a bucket, of every wrapper.
         """
@@ -70,18 +81,19 @@ class StepRank:
         self._bucket_view: bool = configuration["bucket_view"]
         self._bucket_mb: int = configuration["bucket_mb"]
         self._barrier = RankBarrier(configuration["barrier"], rank, ranks)
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{configuration['store']}", rank=rank, world_size=ranks
-        )
-        self._session = gradsync.Session.join(
-            gradsync.SessionOptions(
-                socket=configuration["socket"],
-                job_id="step.py",
-                rank=rank,
-                world_size=ranks,
-                coordinator=configuration["coordinator"],
+        if configuration["group"]:
+            torch.distributed.init_process_group(
+                "gloo", init_method=f"file://{configuration['store']}", rank=rank, world_size=ranks
             )
+        self._options = gradsync.SessionOptions(
+            socket=configuration["socket"],
+            job_id="step.py",
+            rank=rank,
+            world_size=ranks,
+            coordinator=configuration["coordinator"],
         )
+        self._session = gradsync.Session.join(self._options)
+        self._holding: list[Any] = []
         # What a process group reads.
         os.environ["GRADSYNC_SOCKET"] = configuration["socket"]
         os.environ["GRADSYNC_COORDINATOR"] = configuration["coordinator"]
@@ -100,7 +112,9 @@ class StepRank:
             module = model.make()
             count = parameter_count(module)
             wrapped = self._wrap(implementation, module, model)
-            self._contestants[implementation] = _Contestant(module, wrapped)
+            contestant = self._contestants[implementation] = _Contestant(module, wrapped)
+            if implementation == "gradsync_hold":
+                contestant.hold()
         return {"what": model.what, "parameters": count, "batch": model.batch}
 
     def turn(self, implementation: str, steps: int) -> tuple[list[float], list[float], float]:
@@ -132,26 +146,31 @@ class StepRank:
         if not vectors:
             return 0.0
         reference = vectors[0].clone()
-        torch.distributed.broadcast(reference, 0)
+        self._session.broadcast(reference.numpy(), root=0)
         difference = max(float((vector - reference).abs().max()) for vector in vectors)
         everywhere = torch.tensor([difference])
-        torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MAX)
+        self._session.all_reduce(everywhere.numpy(), op="max")
         return float(everywhere)
 
     def close(self) -> None:
         """Leaves the job."""
         self._contestants = {}
-        self._session.leave()
-        torch.distributed.destroy_process_group()
+        for session in [*self._holding, self._session]:
+            session.leave()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
     def _wrap(self, implementation: str, module: nn.Module, model: Model) -> nn.Module:
         if implementation == "bare":
             return module
         import gradsync.torch
 
-        if implementation == "gradsync":
+        if implementation in ("gradsync", "gradsync_hold"):
+            session = self._session
+            if implementation == "gradsync_hold":
+                session = self._join_to_hold(model.name)
             return gradsync.torch.DistributedDataParallel(
-                module, session=self._session, name=model.name, bucket_cap_mb=self._bucket_mb
+                module, session=session, name=model.name, bucket_cap_mb=self._bucket_mb
             )
         group = None  # the default one, Gloo
         if implementation == "ddp_group":
@@ -170,6 +189,16 @@ class StepRank:
         else:
             assert implementation in ("ddp_group", "ddp_gloo")
         return ddp
+
+    def _join_to_hold(self, model_name: str) -> Any:
+        """A session of a job of its own, which replaces lost ranks."""
+        import gradsync
+
+        options = dataclasses.replace(
+            self._options, job_id=f"step.py-{model_name}", on_rank_loss="hold"
+        )
+        self._holding.append(gradsync.Session.join(options))
+        return self._holding[-1]
 
 
 # PyTorch compares annotations of hooks with its types, which these would be the names of.

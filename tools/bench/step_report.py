@@ -16,6 +16,9 @@ _TARGET_MODEL = "communication_heavy"
 _TARGET_PARAMETERS = 25_000_000
 _TARGET_RANKS = 2
 
+# Target: while no rank is lost, a step with `hold` takes at most this share of one without.
+HOLD_TARGET = 1.02
+
 # Parameters are float32.
 _GRADIENT_BYTES = 4
 
@@ -187,6 +190,13 @@ class ModelResult:
         pairs = zip(self.measured[implementation].rounds_ms, self.measured["ddp_gloo"].rounds_ms)
         return median(step / gloo for step, gloo in pairs)
 
+    def hold_shares(self) -> Optional[list[float]]:
+        """A step with `hold` as a share of one without: per round; None: one was not measured."""
+        if not {"gradsync", "gradsync_hold"} <= self.measured.keys():
+            return None
+        pairs = zip(self.measured["gradsync_hold"].rounds_ms, self.measured["gradsync"].rounds_ms)
+        return [hold / without for hold, without in pairs]
+
 
 def _number(value: Optional[float], digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
@@ -242,6 +252,14 @@ def verdicts(result: ModelResult) -> list[str]:
             texts.append(text)
         if texts:
             lines.append(f"{result.model}, {implementation}: {'; '.join(texts)}")
+    shares = result.hold_shares()
+    if shares is not None:
+        text = f"{median(shares):.4f} of gradsync's step"
+        text += f" (quartiles {quantile(shares, 0.25):.4f} and {quantile(shares, 0.75):.4f})"
+        if result.size.parameters >= _TARGET_PARAMETERS:
+            met = "met" if median(shares) <= HOLD_TARGET else "NOT met"
+            text += f", target at most {HOLD_TARGET}: {met}"
+        lines.append(f"{result.model}, gradsync_hold: {text}")
     return lines
 
 
