@@ -32,7 +32,7 @@ constexpr absl::Duration kGrace = absl::Seconds(1);
 constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
 // Long enough for a rank that leaves between steps: the daemon waits for nothing.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
-// Of a notice; the rest of a longer one is dropped.
+// The most bytes of a notice; the rest of a longer one is dropped.
 constexpr std::size_t kMaxNoticeBytes = 2047;
 // How long to wait for the reason of an end that another socket has shown already.
 constexpr absl::Duration kReasonOfEnd = absl::Seconds(5);

@@ -76,7 +76,7 @@ class Connection final : public StreamReceiver,
   bool replacement() const { return replacement_; }
   // Zero: no lease.
   absl::Duration lease() const { return lease_; }
-  // Of a replacement: the layouts that the job has now.
+  // In a replacement, the layouts that the job has now; else empty.
   const std::vector<CurrentLayout>& current_layouts() const { return current_layouts_; }
   StagingMemory& staging() const { return *staging_; }
   ErrorFields Fields() const { return {options_.job_id, options_.rank, {}, {}, {}}; }

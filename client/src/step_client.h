@@ -180,7 +180,7 @@ class StepClient {
   LateRanksQuestion late_ranks_ ABSL_GUARDED_BY(mutex_);
   // Given for the next step that begins.
   std::optional<Position> next_position_ ABSL_GUARDED_BY(mutex_);
-  // Of the step `position_step_`, which has begun.
+  // The position of step `position_step_`, which has begun.
   std::optional<Position> position_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t position_step_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none
 };

@@ -42,7 +42,8 @@ void Widen(DataType wire, const std::byte* from, std::size_t count, float* to) {
 void SumShards(DataType wire, absl::Span<const std::byte* const> shards, std::size_t count,
                std::byte* to) {
   const std::size_t item = ItemSize(wire);
-  // Of the work type, float32 or float64. Summed apart, since `to` may be one of the shards.
+  // Elements of the work type, float32 or float64. `to` may be one of the shards, so the sum is
+  // built here.
   alignas(64) std::array<std::byte, kBlock * sizeof(double)> sum;
   absl::InlinedVector<const std::byte*, 16> from(shards.size());
   for (std::size_t first = 0; first < count; first += kBlock) {

@@ -299,7 +299,7 @@ ISOLATED_TEST(GpuJob, LostTrainerReleasesTheOthersAndItsMemory, MachineWithGpus(
            job.machine().Calls("cuDevicePrimaryCtxRetain", getpid());
   };
   const std::uint64_t contexts = count();
-  // Of the GPU; on a real machine, which other tests use too, the daemon's arenas.
+  // Memory in use on the GPU. Other tests use a real GPU, too: there, the daemon's arenas.
   const auto used = [&job, fake]() -> std::uint64_t {
     return fake ? job.machine().DeviceBytes(0) : job.daemon().Status().cuda().arena_bytes();
   };

@@ -32,7 +32,8 @@ constexpr std::uint32_t kWorld = 3;
 // Every rank learns of a loss within this time after the first daemon has learned of it. The
 // bound includes the time for which a client tries to reconnect (see Start()).
 constexpr std::uint64_t kKnownBoundNs = 1'000'000'000ull * kScale;
-// Of a join during which a daemon is killed. The daemon is not started again within this.
+// The time-out of a join during which a daemon is killed. The daemon is not started again within
+// it.
 constexpr int kJoinTimeoutMs = 2'000 * kScale;
 
 enum class Party { kCoordinator, kAgent, kRank0, kRank2 };

@@ -30,7 +30,7 @@ namespace {
 constexpr std::size_t kKibibyte = 1024;
 constexpr std::size_t kSizes[] = {4 * kKibibyte, 1024 * kKibibyte, 25 * 1024 * kKibibyte};
 constexpr std::size_t kMostFloats = kSizes[2] / sizeof(float);
-// Of the largest size, fewer: it may take a second.
+// Rounds of each size. A round of the largest may take a second, so there are fewer.
 constexpr int kRounds = 10;
 constexpr int kRoundsOfLargest = 3;
 // How long rank 0 waits for NCCL to notice that rank 1 is dead, before it aborts.

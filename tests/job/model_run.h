@@ -21,13 +21,13 @@ namespace gradsync::daemon {
 
 // One kind of event. Each event is atomic.
 enum class Action : std::uint8_t {
-  // Of the daemon.
+  // The daemon's actions.
   kDeliver,  // it reads a message of a trainer
   kHear,     // it hears of a death
   kMove,     // the reducer reads or writes half a bucket
   kExecute,  // the executor does its oldest work
   kPass,     // half a minute passes
-  // Of a process.
+  // A process's actions.
   kStart,         // a rank's next process joins
   kDie,           // the process ends
   kReceive,       // its library reads a message of the daemon

@@ -13,7 +13,7 @@
 
 namespace gradsync::daemon {
 
-// Of a bucket. Each is 8 bytes, and is read and written by itself.
+// The halves of a bucket. Each is 8 bytes, and is read and written by itself.
 inline constexpr int kHalves = 2;
 
 // A half of a bucket, as bits.

@@ -63,7 +63,7 @@ class StateExchange {
   bool StagingIsShared() const { return staging_.use_count() > 1; }
 
  private:
-  // Of the daemon, for a rank that has the state.
+  // What the daemon has asked of a rank that has the state.
   struct Question {
     std::uint64_t transfer;
     bool offer;
@@ -92,9 +92,10 @@ class StateExchange {
   const std::shared_ptr<std::vector<std::uint64_t>> staging_;
 
   std::optional<Question> question_;
-  // Of a replacement.
+  // The part of a replacement.
   bool asked_ = false;  // and waits for the answer
-  // That have not failed. It may ask again while the failure of the last one is on its way.
+  // Its requests that have not failed. It may ask again while the failure of the last one is on its
+  // way.
   int requests_ = 0;
   bool hasty_ = false;
   std::uint64_t left_transfer_ = 0;  // of its request before

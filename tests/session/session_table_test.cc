@@ -347,7 +347,7 @@ class HeldSessionTest : public SessionTableTest {
     request_.on_rank_loss = OnRankLoss::kHold;
     request_.step_timeout_ns = request_.hold_timeout_ns = 60 * kSecondNs;
   }
-  // Of a new process.
+  // The session of a new process.
   Opened OpenHeld(std::uint32_t rank) {
     int ends[2] = {-1, -1};
     EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);

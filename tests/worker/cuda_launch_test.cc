@@ -215,7 +215,8 @@ ISOLATED_TEST(CudaLaunch, AwaitReadyEnqueuesNothing, MachineWithGpus(1)) {
   EXPECT_THAT(worker.machine().Violations(), IsEmpty());
 }
 
-// Of the GPU; on a real machine, which other tests use too, the worker's arenas as it counts them.
+// Memory in use on the GPU. Other tests use a real GPU, too: there, the arenas that the worker
+// counts.
 std::size_t UsedBytes(CudaWorkerFixture& worker) {
   return worker.machine().fake() ? worker.machine().DeviceBytes(0) : worker.Memory().arena_bytes();
 }

@@ -143,7 +143,7 @@ class OneTraining:
         return f"step {step} of {self._settings.steps}, {dead} deaths"
 
     def lines(self) -> list[dict[str, Any]]:
-        """Of the fault log, after run()."""
+        """The lines of the fault log, after run()."""
         return self._log.lines()
 
     def ends(self) -> list[dict[str, Any]]:

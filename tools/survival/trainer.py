@@ -30,7 +30,7 @@ assert _BATCHES == STEPS_OF_EPOCH * _ACCUMULATE
 _FEATURES = 16
 _CLASSES = 5
 _WIDTH = 32
-# Of the scheduler. Not those of the training: a shorter one has the same beginning.
+# The scheduler's steps, not the training's: a shorter training then has the same beginning.
 _SCHEDULED_STEPS = 1000
 # Parameter, and two averages of Adam, each of float32.
 _STATE_BYTES_PER_ELEMENT = 12

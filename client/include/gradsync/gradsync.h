@@ -402,8 +402,8 @@ typedef struct gradsync_bucket_times {
 } gradsync_bucket_times_t;
 
 typedef struct gradsync_gradient_stats {
-  /* Of the result's elements; NaN or Inf if an element is. Integers, minima and maxima are not
-   * measured: NaN. */
+  /* The sum over the result's elements; NaN or Inf if an element is. NaN for integers, minima and
+   * maxima, which are not measured. */
   double sum_of_squares;
   uint64_t non_finite; /* elements that are NaN or Inf */
 } gradsync_gradient_stats_t;

@@ -39,7 +39,7 @@ def load(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gradient_of(weight: np.ndarray, images: np.ndarray, digits: np.ndarray) -> np.ndarray:
-    """Of the cross entropy of softmax(images @ weight), averaged over the images."""
+    """The gradient of the cross entropy of softmax(images @ weight), averaged over the images."""
     scores = images @ weight
     chances = np.exp(scores - scores.max(axis=1, keepdims=True))
     chances /= chances.sum(axis=1, keepdims=True)

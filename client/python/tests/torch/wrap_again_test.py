@@ -291,7 +291,7 @@ def a_wrapper_is_freed_after_a_void_step(t):
                 if heard == "before the pass":
                     learn_that_it_is_void(t, model)
                 elif heard == "in the pass":
-                    # Of the bucket that is ready first: the daemon was told nothing yet.
+                    # A parameter of the first bucket that is ready: no mark has been sent.
                     model.module.third.weight.register_hook(
                         functools.partial(meet_and_learn, t, weakref.proxy(model))
                     )
