@@ -6,7 +6,6 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "proto/gradsync/duration_text.h"
 
@@ -25,11 +24,11 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     job_->mutex_.Lock();
   }
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
-    job_->EndIfFinishedRankIsNeeded(&actions_);
+    job_->StopIf(job_->FinishedRankIsNeeded(), &actions_);
     if (job_->phase_ == Phase::kActive) {
       job_->layouts_.DropReleased(&actions_);
-      if (job_->terms_.options.on_rank_loss == OnRankLoss::kHold) job_->HealRanks(&actions_);
-      if (job_->HealsFromSurvivors()) job_->EndIfStepsOverlap(&actions_);
+      if (job_->terms_.options.Holds()) job_->HealRanks(&actions_);
+      job_->StopIf(job_->hold_.StepsOverlap(), &actions_);
       if (!job_->healing_.idle()) job_->UpdateHealing(&actions_);
     }
     Reducer* const node_group = job_->node_group_.get();  // set once
@@ -107,12 +106,14 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             MaybeEnd(transaction.actions());
           }),
       collectives_(world_size),
-      healing_(terms_, &members_, [this] {
-        const auto self = shared_from_this();
-        Transaction transaction(this);
-        healing_.Copied(transaction.actions());
-        MaybeEnd(transaction.actions());
-      }) {}
+      healing_(terms_, &members_,
+               [this] {
+                 const auto self = shared_from_this();
+                 Transaction transaction(this);
+                 healing_.Copied(transaction.actions());
+                 MaybeEnd(transaction.actions());
+               }),
+      hold_(terms_, members_, layouts_, operations_) {}
 
 // ---- Joining ------------------------------------------------------------------------------------
 
@@ -120,7 +121,7 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                        std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                        const std::string& node) {
   MutexLock lock(&mutex_);
-  if (options.on_rank_loss == OnRankLoss::kHold && !node.empty()) {
+  if (options.Holds() && !node.empty()) {
     return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
                      absl::StrCat("job '", identity_.job_id, "', rank ", rank, " on node ", node,
                                   ": on_rank_loss=hold needs every rank on one node; use abort"),
@@ -138,14 +139,14 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                      {{field::kJob, identity_.job_id}, {field::kRank, rank}});
   }
   if (phase_ == Phase::kActive && members_[rank].state == RankState::kHeld) {
-    members_.Join(rank, incarnation, std::move(sink), node, /*loads=*/HealsFromSurvivors());
+    members_.Join(rank, incarnation, std::move(sink), node,
+                  /*loads=*/terms_.options.HealsFromSurvivors());
     if (!members_.AnyIsMissing()) {
       layouts_.ResumeDeadlines(environment_.clock->NowNs());
     }
     return absl::OkStatus();
   }
-  if (phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold &&
-      members_.Formed()) {
+  if (phase_ == Phase::kActive && terms_.options.Holds() && members_.Formed()) {
     return MakeError(absl::StatusCode::kAlreadyExists, reason::kRankOccupied,
                      absl::StrCat("rank ", rank, " of job '", identity_.job_id,
                                   "' has a live session. With on_rank_loss=hold another one can "
@@ -269,7 +270,7 @@ absl::Status Job::Operate(RankSession session, std::uint64_t sequence, const Ope
         absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
         absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
   }
-  EndIfLostRankIsNeeded(sequence, spec, transaction.actions());
+  StopIf(hold_.LostRankIsNeeded(sequence, spec), transaction.actions());
   if (Ended(session)) return absl::OkStatus();
   return operations_.Join(session.rank, sequence, spec, std::move(staging), deadline_ns,
                           transaction.actions());
@@ -294,16 +295,8 @@ absl::Status Job::BeginCollective(RankSession session, absl::string_view descrip
   const std::uint32_t rank = session.rank;
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  if (terms_.options.on_rank_loss == OnRankLoss::kHold) {
-    StopLocked(MakeError(
-        absl::StatusCode::kUnimplemented, reason::kLossPolicy,
-        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' called ", description,
-                     ", which does not go through the daemon: with on_rank_loss=hold it would wait "
-                     "for a lost rank in vain. Use abort, or the job's own operations."),
-        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
-    MaybeEnd(transaction.actions());
-    return absl::OkStatus();
-  }
+  StopIf(hold_.CollectiveIsNotHeld(rank, description), transaction.actions());
+  if (Ended(session)) return absl::OkStatus();
   const auto other = collectives_.Begin(rank, description);
   if (!other.has_value()) return absl::OkStatus();
   StopLocked(MakeError(
@@ -333,7 +326,7 @@ absl::Status Job::QueryCollectives(RankSession session, absl::Duration waited) {
 // ---- The state of the model ---------------------------------------------------------------------
 
 absl::Status Job::CheckHeals(std::uint32_t rank, absl::string_view message) const {
-  if (HealsFromSurvivors()) return absl::OkStatus();
+  if (terms_.options.HealsFromSurvivors()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                    absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' sent ", message,
                                 ", which needs on_rank_loss=hold with state_source=survivor"),
@@ -390,33 +383,15 @@ absl::Status Job::RefuseState(RankSession session, std::uint64_t transfer, absl:
   return healing_.Refuse(session.rank, transfer, why, transaction.actions());
 }
 
-bool Job::WaitsWithState(std::uint32_t rank) const {
-  // Its memory is released, so it has no averages of a running step.
-  if (!members_.IsLeaving(rank) || layouts_.StepRunning()) return false;
-  // Trainers that bring the state themselves keep it, for example in a file.
-  return !HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();
-}
-
-StateHealing::Standing Job::StandingOf(std::uint32_t rank, std::uint32_t replacement) const {
-  const RankState state = members_[rank].state;
-  if (state == RankState::kLive || state == RankState::kHealing) {
-    return layouts_.IsFrozenFor(rank, replacement) ? StateHealing::Standing::kFrozen
-                                                   : StateHealing::Standing::kHasState;
-  }
-  return WaitsWithState(rank) ? StateHealing::Standing::kFrozen : StateHealing::Standing::kNone;
-}
-
 void Job::UpdateHealing(DeferredActions* actions) {
   const bool missing = members_.AnyIsMissing();
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  const absl::Status diverged =
-      healing_.Update([this](std::uint32_t rank, std::uint32_t replacement)
-                          ABSL_NO_THREAD_SAFETY_ANALYSIS { return StandingOf(rank, replacement); },
-                      now_ns, actions);
+  const absl::Status diverged = healing_.Update(
+      [this](std::uint32_t rank, std::uint32_t replacement)
+          ABSL_NO_THREAD_SAFETY_ANALYSIS { return hold_.StandingOf(rank, replacement); },
+      now_ns, actions);
   if (missing && !members_.AnyIsMissing()) layouts_.ResumeDeadlines(now_ns);
-  if (diverged.ok()) return;
-  StopLocked(diverged);
-  MaybeEnd(actions);
+  StopIf(diverged, actions);
 }
 
 // ---- Leaving and losing -------------------------------------------------------------------------
@@ -439,7 +414,7 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   operations_.RankLeft(actions);
   EndLeavingSessions(actions);
   MaybeResume(actions);
-  if (!exit) EndIfRankIsLost(rank, actions);
+  if (!exit) StopIf(hold_.StaysDuringLoss(rank), actions);
   return absl::OkStatus();
 }
 
@@ -471,24 +446,9 @@ absl::Status Job::SaidTwice(std::uint32_t rank, absl::string_view message) const
 }
 
 void Job::EndLeavingSessions(DeferredActions* actions) {
-  const bool together = terms_.options.on_rank_loss == OnRankLoss::kHold && members_.Formed() &&
-                        layouts_.WhyNoReplacement().empty();
-  if (together && !members_.AllHaveLeft()) return;
+  if (hold_.LeaversWait()) return;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_.IsLeaving(rank)) members_.EndSession(rank, absl::OkStatus(), actions);
-  }
-}
-
-void Job::EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions) {
-  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (!IsRecovering(members_[rank].state)) continue;
-    StopLocked(
-        MakeError(absl::StatusCode::kAborted, reason::kRankLost,
-                  absl::StrCat("rank ", rank, " of job '", identity_.job_id,
-                               "' was lost and has not completed a step since, and rank ", leaving,
-                               " waits in LeaveAndStay. Join again from every rank."),
-                  {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
-    return MaybeEnd(actions);
   }
 }
 
@@ -520,8 +480,8 @@ absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool 
                    {{field::kJob, identity_.job_id}, {field::kRank, rank}});
 }
 
-void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
-  if (!members_.finished().has_value() || !end_.ok()) return;
+absl::Status Job::FinishedRankIsNeeded() const {
+  if (!members_.finished().has_value() || !end_.ok()) return absl::OkStatus();
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     std::uint32_t finished = *members_.finished();
     std::string begun = operations_.InOperation(rank)
@@ -536,7 +496,7 @@ void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
     if (begun.empty()) continue;
     const absl::Duration ago =
         absl::Nanoseconds(environment_.clock->NowNs() - members_[finished].finished_ns);
-    StopLocked(MakeError(
+    return MakeError(
         absl::StatusCode::kAborted, reason::kRankFinished,
         absl::StrCat("rank ", members_.Name(finished), " of job '", identity_.job_id, "' finished ",
                      DurationText(ago),
@@ -544,10 +504,9 @@ void Job::EndIfFinishedRankIsNeeded(DeferredActions* actions) {
                      members_.Name(rank), " has begun ", begun,
                      ", which needs it. Give every rank the same number of steps, or let a rank "
                      "that has no more data join or leave."),
-        {{field::kJob, identity_.job_id}, {field::kRank, finished}}));
-    MaybeEnd(actions);
-    return;
+        {{field::kJob, identity_.job_id}, {field::kRank, finished}});
   }
+  return absl::OkStatus();
 }
 
 void Job::HealRanks(DeferredActions* actions) {
@@ -593,8 +552,8 @@ void Job::Lose(RankSession session, const absl::Status& why) {
     return members_.EndSession(session.rank, why, transaction.actions());
   }
   absl::Status loss = layouts_.LossOf(session.rank, why);
-  if (phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold) {
-    const std::string ends = WhyNotHeld(session.rank, why);
+  if (phase_ == Phase::kActive && terms_.options.Holds()) {
+    const std::string ends = hold_.WhyNotHeld(session.rank, why);
     if (ends.empty()) {
       members_.Hold(session.rank, why, transaction.actions());
       layouts_.RankLost(session.rank, environment_.clock->NowNs(), transaction.actions());
@@ -607,97 +566,6 @@ void Job::Lose(RankSession session, const absl::Status& why) {
   members_.Lose(session.rank, why);
   StopLocked(loss);
   MaybeEnd(transaction.actions());
-}
-
-std::string Job::WhyNotHeld(std::uint32_t rank, const absl::Status& why) const {
-  // A rank that loads has marked nothing, so no reduction reads its memory.
-  const bool harmless = members_[rank].state == RankState::kLoading;
-  if (!harmless && DetailsOf(why).reason != reason::kProcessEnded.text()) {
-    return "its process may live, and write to its gradients";
-  }
-  if (!members_.Formed()) return "not every rank had joined";
-  if (members_.Count(RankState::kStayed) > 0) return "some rank waits in LeaveAndStay";
-  if (std::string need = operations_.NeedOf(rank); !need.empty()) return need;
-  if (std::string why_none = layouts_.WhyNoReplacement(); !why_none.empty()) return why_none;
-  for (std::uint32_t other = 0; other < world_size_; ++other) {
-    if (other == rank) continue;
-    if (members_[other].state == RankState::kLive) return "";
-    // It has loaded the state, and the others' digests agree.
-    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) return "";
-    if (WaitsWithState(other)) return "";
-  }
-  return "no other rank has the state of the model";
-}
-
-void Job::EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
-                                DeferredActions* actions) {
-  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (!IsRecovering(members_[rank].state)) continue;
-    if (operations_.DoesWithout(rank, spec)) continue;
-    StopLocked(MakeError(
-        absl::StatusCode::kAborted, reason::kRankLost,
-        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost, and operation ",
-                     sequence, " (", spec.Describe(),
-                     ") needs it. Steps that are not complete are void. Call only barriers, and "
-                     "broadcasts from a root that you name, while a rank may be lost; join again "
-                     "from every rank."),
-        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
-    return MaybeEnd(actions);
-  }
-}
-
-void Job::EndIfStepsOverlap(DeferredActions* actions) {
-  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (!IsMissing(members_[rank].state)) continue;
-    const std::string steps = layouts_.EndedAndOwed(rank);
-    if (steps.empty()) continue;
-    StopLocked(MakeError(
-        absl::StatusCode::kAborted, reason::kRankLost,
-        absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' was lost in the middle of ",
-                     steps,
-                     ", which run at once. It had ended the first one only, so no rank has "
-                     "the state of the model that its replacement needs. Steps that are not "
-                     "complete are void. Wait for a step's verdict before you begin a step of "
-                     "another layout, or use state_source=trainer; join again from every rank."),
-        {{field::kJob, identity_.job_id}, {field::kRank, rank}}));
-    return MaybeEnd(actions);
-  }
-}
-
-void Job::EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions) {
-  if (terms_.options.on_rank_loss != OnRankLoss::kHold) return;
-  const std::uint64_t decided = layouts_.StepsDecided();
-  const bool all_live = !members_.AnyIsMissing() && members_.Count(RankState::kHealing) == 0;
-  if (all_live || decided != hold_wait_.steps_decided) hold_wait_ = {decided, 0, std::nullopt};
-  const bool leaver_waits = members_.AnyIsMissing() && members_.AnyIsLeaving();
-  if (!leaver_waits && !layouts_.RankWaits()) {
-    if (hold_wait_.since_ns.has_value()) hold_wait_.waited_ns += now_ns - *hold_wait_.since_ns;
-    hold_wait_.since_ns.reset();
-    return;
-  }
-  if (!hold_wait_.since_ns.has_value()) hold_wait_.since_ns = now_ns;
-  if (hold_wait_.waited_ns + now_ns - *hold_wait_.since_ns < terms_.options.hold_timeout_ns) return;
-  // If no rank is held, one has come back and loads no state, or maps no memory.
-  const bool any_held = members_.Count(RankState::kHeld) > 0;
-  const bool any_loads = members_.Count(RankState::kLoading) > 0;
-  const RankState missing = any_held    ? RankState::kHeld
-                            : any_loads ? RankState::kLoading
-                                        : RankState::kHealing;
-  std::vector<std::uint32_t> held;
-  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (members_[rank].state == missing) held.push_back(rank);
-  }
-  StopLocked(MakeError(
-      absl::StatusCode::kAborted, reason::kRankLost,
-      absl::StrCat("rank ", absl::StrJoin(held, ", "), " of job '", identity_.job_id,
-                   "' was lost and did not ",
-                   missing == RankState::kLoading ? "get the state of the model" : "come back",
-                   " within hold_timeout, ",
-                   DurationText(absl::Nanoseconds(terms_.options.hold_timeout_ns)),
-                   ". Steps that are not complete are void. Start that rank again sooner, or raise "
-                   "hold_timeout; then join again from every rank."),
-      {{field::kJob, identity_.job_id}, {field::kRank, held.front()}}));
-  MaybeEnd(actions);
 }
 
 void Job::End(const absl::Status& why) {
@@ -717,6 +585,12 @@ bool Job::EndIfIdle(const absl::Status& why) {
     MaybeEnd(transaction.actions());
   }
   return phase_ == Phase::kEnded;
+}
+
+void Job::StopIf(const absl::Status& why, DeferredActions* actions) {
+  if (why.ok()) return;
+  StopLocked(why);
+  MaybeEnd(actions);
 }
 
 void Job::FailLocked(const absl::Status& failure) {
@@ -760,7 +634,7 @@ void Job::Tick() {
   layouts_.Tick(now_ns, transaction.actions());
   operations_.Tick(now_ns, transaction.actions());
   healing_.Tick(now_ns, transaction.actions());
-  EndIfHeldTooLong(now_ns, transaction.actions());
+  StopIf(hold_.HeldTooLong(now_ns), transaction.actions());
 }
 
 // ---- Asking -------------------------------------------------------------------------------------
@@ -799,10 +673,7 @@ bool Job::Formed() const {
 
 bool Job::HasCompleted(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
-  if (phase_ != Phase::kActive || terms_.options.on_rank_loss != OnRankLoss::kHold) return false;
-  if (rank >= world_size_ || !members_.Formed()) return false;
-  const RankState state = members_[rank].state;
-  return state == RankState::kExited || state == RankState::kFinished;
+  return phase_ == Phase::kActive && hold_.HasCompleted(rank);
 }
 
 bool Job::HasEnded() const {
@@ -826,8 +697,7 @@ bool Job::LiveHere(std::uint32_t rank) const {
 
 bool Job::Replaceable(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
-  return phase_ == Phase::kActive && terms_.options.on_rank_loss == OnRankLoss::kHold &&
-         members_.Formed() && (rank >= world_size_ || TakesPart(members_[rank].state));
+  return phase_ == Phase::kActive && hold_.Replaceable(rank);
 }
 
 std::vector<CurrentLayout> Job::CurrentLayouts(RankSession session) const {
@@ -838,10 +708,10 @@ std::vector<CurrentLayout> Job::CurrentLayouts(RankSession session) const {
 
 bool Job::WouldHold(RankSession session) const {
   MutexLock lock(&mutex_);
-  if (terms_.options.on_rank_loss != OnRankLoss::kHold || Ended(session)) return false;
+  if (!terms_.options.Holds() || Ended(session)) return false;
   if (!TakesPart(members_[session.rank].state)) return false;
-  return WhyNotHeld(session.rank, MakeError(absl::StatusCode::kAborted, reason::kProcessEnded, ""))
-      .empty();
+  const absl::Status death = MakeError(absl::StatusCode::kAborted, reason::kProcessEnded, "");
+  return hold_.WhyNotHeld(session.rank, death).empty();
 }
 
 RankState Job::StateOf(RankSession session) const {

@@ -7,7 +7,8 @@
 //
 // A Job is one generation: the loss of a rank or a newer generation ends every session of it for
 // good. JobTable starts the next one. With policy `hold` the loss of a rank ends only its own
-// session. Running steps wait, and the rank's next session takes its place.
+// session, if HoldPolicy allows it. Running steps wait, and the rank's next session takes its
+// place.
 //
 // Shared: the JobTable, the job's sessions and reductions in flight hold it. It holds its layouts
 // and, until they are unused, the memory that its sessions mapped.
@@ -35,6 +36,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/job/collective_order.h"
 #include "daemon/job/deferred_actions.h"
+#include "daemon/job/hold_policy.h"
 #include "daemon/job/job_options.h"
 #include "daemon/job/job_port.h"
 #include "daemon/job/job_status.h"
@@ -184,13 +186,6 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
     kEnded,   // its sessions have ended too
   };
 
-  // How long ranks have waited for lost ones since the last verdict.
-  struct HoldWait {
-    std::uint64_t steps_decided = 0;
-    std::uint64_t waited_ns = 0;            // in the waits that have ended
-    std::optional<std::uint64_t> since_ns;  // when the present wait began; nullopt: none waits
-  };
-
   // Locks the job; at its end unlocks it and carries out the actions.
   class Transaction;
 
@@ -206,48 +201,22 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status SaidTwice(std::uint32_t rank, absl::string_view message) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the sessions of the ranks that have left for good. Under policy `hold` they wait until
-  // every rank has left: a rank may be lost before it has saved its work, and its replacement needs
-  // the state that they have. They do not wait if a rank that is lost now could not be replaced.
+  // Ends the sessions of the ranks that have left for good, unless policy `hold` makes them wait.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if a rank has begun something that needs a rank that has finished.
-  void EndIfFinishedRankIsNeeded(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // ABORTED RANK_FINISHED if a rank has begun something that needs a rank that has finished.
+  absl::Status FinishedRankIsNeeded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the ranks that have healed take part in operations again, and tells them so.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The session's messages no longer count.
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why the loss of this rank ends the job under policy `hold`; empty if it does not. `why`: how
-  // the daemon knows of the loss.
-  std::string WhyNotHeld(std::uint32_t rank, const absl::Status& why) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Survivors bring the state of the model to replacements.
-  bool HealsFromSurvivors() const {
-    return terms_.options.on_rank_loss == OnRankLoss::kHold &&
-           terms_.options.state_source == StateSource::kSurvivor;
-  }
-  // FAILED_PRECONDITION if they do not.
+  // FAILED_PRECONDITION unless survivors bring the state of the model to replacements.
   absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
-  // The rank has left for good, has the state of the model that the others have, and does not
-  // change it.
-  bool WaitsWithState(std::uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  StateHealing::Standing StandingOf(std::uint32_t rank, std::uint32_t replacement) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets transfers of the state go on, and ends the job if living ranks have different states.
   void UpdateHealing(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if survivors cannot heal a rank, because steps of two layouts run at once: it has
-  // ended one of them and not the other. The state before its first steps is then no rank's.
-  void EndIfStepsOverlap(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if the operation needs a rank whose session is lost or has not healed.
-  void EndIfLostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec,
-                             DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if rank `leaving` stays while another rank is held, loading or healing. The last
-  // rank to leave broadcasts the state of the model, and the other rank may not have it.
-  void EndIfRankIsLost(std::uint32_t leaving, DeferredActions* actions)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job if others have waited for a held rank for as long as they may.
-  void EndIfHeldTooLong(std::uint64_t now_ns, DeferredActions* actions)
+  // Ends the job with `why` if that is not OK.
+  void StopIf(const absl::Status& why, DeferredActions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job if `failure`, of a reducer or an engine, is not OK.
@@ -270,8 +239,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   CollectiveOrder collectives_ ABSL_GUARDED_BY(mutex_);
   StateHealing healing_ ABSL_GUARDED_BY(mutex_);
+  HoldPolicy hold_ ABSL_GUARDED_BY(mutex_);
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
-  HoldWait hold_wait_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive
 };
 

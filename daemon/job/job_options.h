@@ -13,7 +13,7 @@ namespace gradsync::daemon {
 // What the loss of a rank does. docs/failures.md describes both.
 enum class OnRankLoss : std::uint8_t {
   kAbort,  // the job ends
-  kHold,   // the running step waits until another session takes the rank's place
+  kHold,   // the running step waits until another session takes the rank's place: HoldPolicy
 };
 
 // kHold: who brings the state of the model to a replacement.
@@ -29,6 +29,10 @@ struct JobOptions {
   OnRankLoss on_rank_loss = OnRankLoss::kAbort;
   std::uint64_t hold_timeout_ns = 0;  // kHold: how long other ranks wait for a lost one
   StateSource state_source = StateSource::kTrainer;
+
+  bool Holds() const { return on_rank_loss == OnRankLoss::kHold; }
+  // Survivors bring the state of the model to replacements.
+  bool HealsFromSurvivors() const { return Holds() && state_source == StateSource::kSurvivor; }
 };
 
 // The first option that differs: "divisor is world, but the ranks that joined before have

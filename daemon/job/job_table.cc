@@ -35,7 +35,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
                                                             JobList* superseded) {
-  if (options.on_rank_loss == OnRankLoss::kHold && HasCompletedLocked(key, rank)) {
+  if (options.Holds() && HasCompletedLocked(key, rank)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
                      absl::StrCat("rank ", rank, " of job '", key.job_id,
                                   "' has left the job, so "

@@ -164,7 +164,7 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Rejoin(std::uint32_t rank, LayoutReque
 
 absl::Status LayoutSet::CheckCanAgree(const LayoutRequest& request) const {
   const std::string subject = absl::StrCat("layout '", request.spec.name, "' cannot be agreed: ");
-  if (terms_.options.on_rank_loss == OnRankLoss::kHold && !request.device.empty()) {
+  if (terms_.options.Holds() && !request.device.empty()) {
     return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
                      absl::StrCat(subject,
                                   "on_rank_loss=hold needs gradients in host memory, and this one "

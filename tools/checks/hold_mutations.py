@@ -40,7 +40,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a rank whose process lives is held",
-        "job.cc",
+        "hold_policy.cc",
         "if (!harmless && DetailsOf(why).reason != reason::kProcessEnded.text()) {",
         "if (!harmless && why.ok()) {",
     ),
@@ -226,26 +226,26 @@ MUTATIONS = (
     ),
     Mutation(
         "the last rank with the state is held",
-        "job.cc",
+        "hold_policy.cc",
         'return "no other rank has the state of the model";',
         'return "";',
     ),
     Mutation(
         "hold_timeout runs while nobody waits",
-        "job.cc",
+        "hold_policy.cc",
         "if (!leaver_waits && !layouts_.RankWaits()) {",
         "if (!leaver_waits && members_.Count(RankState::kHeld) == 0) {",
     ),
     Mutation(
         "hold_timeout forgets the waits before",
-        "job.cc",
-        "hold_wait_.waited_ns += now_ns - *hold_wait_.since_ns;",
+        "hold_policy.cc",
+        "wait_.waited_ns += now_ns - *wait_.since_ns;",
         "(void)now_ns;",
     ),
     Mutation(
         "hold_timeout goes on after a verdict",
-        "job.cc",
-        "if (all_live || decided != hold_wait_.steps_decided)",
+        "hold_policy.cc",
+        "if (all_live || decided != wait_.steps_decided)",
         "if (all_live)",
     ),
     Mutation(
@@ -256,7 +256,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hold_timeout does not run for ranks that leave",
-        "job.cc",
+        "hold_policy.cc",
         "members_.AnyIsMissing() && members_.AnyIsLeaving();",
         "false;",
     ),
@@ -303,18 +303,17 @@ MUTATIONS = (
     Mutation(
         "a rank stays while another one is lost",
         "job.cc",
-        "  if (!exit) EndIfRankIsLost(rank, actions);\n",
+        "  if (!exit) StopIf(hold_.StaysDuringLoss(rank), actions);\n",
     ),
     Mutation(
         "a rank leaves before the others",
         "job.cc",
-        "  if (together && !members_.AllHaveLeft()) return;\n",
-        "  (void)together;\n",
+        "  if (hold_.LeaversWait()) return;\n",
     ),
     Mutation(
         "a rank that cannot be replaced is waited for",
-        "job.cc",
-        " && members_.Formed() &&\n                        layouts_.WhyNoReplacement().empty();",
+        "hold_policy.cc",
+        " && members_.Formed() && layouts_.WhyNoReplacement().empty();",
         ";",
     ),
     Mutation(
@@ -336,7 +335,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a leaving rank has the averages of a step",
-        "job.cc",
+        "hold_policy.cc",
         "if (!members_.IsLeaving(rank) || layouts_.StepRunning()) return false;",
         "if (!members_.IsLeaving(rank)) return false;",
     ),
@@ -400,7 +399,7 @@ MUTATIONS = (
     Mutation(
         "a replacement needs no state",
         "job.cc",
-        "/*loads=*/HealsFromSurvivors()",
+        "/*loads=*/terms_.options.HealsFromSurvivors()",
         "/*loads=*/false",
     ),
     Mutation(
@@ -437,7 +436,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a rank that loads is held only after its process",
-        "job.cc",
+        "hold_policy.cc",
         "if (!harmless && DetailsOf",
         "if (DetailsOf",
     ),
@@ -467,9 +466,9 @@ MUTATIONS = (
     ),
     Mutation(
         "an admitted rank has not the state",
-        "job.cc",
-        "    if (HealsFromSurvivors() && members_[other].state == RankState::kHealing) "
-        'return "";\n',
+        "hold_policy.cc",
+        "    if (terms_.options.HealsFromSurvivors() && "
+        'members_[other].state == RankState::kHealing) {\n      return "";\n    }\n',
     ),
     # ---- Which ranks have the state, and do not change it
     Mutation(
@@ -498,14 +497,15 @@ MUTATIONS = (
     ),
     Mutation(
         "a rank that left before the last step is a source",
-        "job.cc",
-        "return !HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();",
+        "hold_policy.cc",
+        "return !terms_.options.HealsFromSurvivors() || "
+        "members_[rank].left_at == layouts_.StepsDecided();",
         "return true;",
     ),
     Mutation(
         "a rank is healed between the ends of two steps",
         "job.cc",
-        "      if (job_->HealsFromSurvivors()) job_->EndIfStepsOverlap(&actions_);\n",
+        "      job_->StopIf(job_->hold_.StepsOverlap(), &actions_);\n",
     ),
     # ---- Transfers
     Mutation(

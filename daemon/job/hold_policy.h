@@ -1,0 +1,97 @@
+// Policy `hold`: which losses are held, what ends a job that holds a rank, and which ranks have the
+// state of the model for its replacement.
+//
+// Job asks at each event that the policy decides. Another loss policy is a class beside this one,
+// which Job asks at the same events. docs/failures.md, "What hold does in the daemon", lists what
+// else it changes.
+
+#ifndef DAEMON_JOB_HOLD_POLICY_H_
+#define DAEMON_JOB_HOLD_POLICY_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "daemon/job/job_terms.h"
+#include "daemon/job/layout_set.h"
+#include "daemon/job/membership.h"
+#include "daemon/job/operation_channel.h"
+#include "daemon/job/state_healing.h"
+
+namespace gradsync::daemon {
+
+// Looks at the parts of a job and answers with values. It changes no part: Job alone holds ranks,
+// ends sessions and stops. In a job with another policy the answers are OK and false, and
+// WhyNotHeld() and StandingOf() are not asked.
+//
+// Externally synchronized: guarded by the job's lock. Owns only the time that ranks have waited.
+class HoldPolicy {
+ public:
+  // All of them outlive this.
+  HoldPolicy(const JobTerms& terms, const Membership& members, const LayoutSet& layouts,
+             const OperationChannel& operations)
+      : terms_(terms), members_(members), layouts_(layouts), operations_(operations) {}
+
+  // Why the loss of this rank ends the job: "not every rank had joined"; empty if the rank is held.
+  // `why`: how the daemon knows of the loss.
+  std::string WhyNotHeld(std::uint32_t rank, const absl::Status& why) const;
+
+  // ---- What ends the job. Each returns the error that every rank gets; OK if the job goes on.
+
+  // ABORTED RANK_LOST if the operation needs a rank that is lost or has not healed.
+  absl::Status LostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec) const;
+  // ABORTED RANK_LOST if `staying`, which has called LeaveAndStay, waits while another rank is lost
+  // or healing. The last rank to leave broadcasts the state of the model, and the other rank may
+  // not have it.
+  absl::Status StaysDuringLoss(std::uint32_t staying) const;
+  // ABORTED RANK_LOST if survivors cannot heal a rank, because steps of two layouts run at once: it
+  // has ended one of them and not the other. The state before its first steps is then no rank's.
+  absl::Status StepsOverlap() const;
+  // ABORTED RANK_LOST if others have waited for a lost rank for as long as they may. Called at each
+  // tick.
+  absl::Status HeldTooLong(std::uint64_t now_ns);
+  // UNIMPLEMENTED LOSS_POLICY: the rank begins a collective that does not go through the daemon.
+  absl::Status CollectiveIsNotHeld(std::uint32_t rank, absl::string_view description) const;
+
+  // ---- The state of the model
+
+  // Where `rank` stands for `replacement`, which loads the state.
+  StateHealing::Standing StandingOf(std::uint32_t rank, std::uint32_t replacement) const;
+
+  // ---- Sessions that join and leave
+
+  // True if a rank's next session takes its place in this job, which has not ended. False: it
+  // begins a new generation. `rank` may be beyond the world size.
+  bool Replaceable(std::uint32_t rank) const;
+  // The rank has left the job for good or finished, after every rank had joined. `rank` may be
+  // beyond the world size.
+  bool HasCompleted(std::uint32_t rank) const;
+  // The sessions of ranks that have left for good wait until every rank has left: a rank may be
+  // lost before it has saved its work, and its replacement needs the state that they have. They do
+  // not wait if a rank that is lost now could not be replaced.
+  bool LeaversWait() const;
+
+ private:
+  // How long ranks have waited for lost ones since the last verdict.
+  struct Wait {
+    std::uint64_t steps_decided = 0;
+    std::uint64_t waited_ns = 0;            // in the waits that have ended
+    std::optional<std::uint64_t> since_ns;  // when the present wait began; nullopt: none waits
+  };
+
+  // The rank has left for good, has the state of the model that the others have, and does not
+  // change it.
+  bool WaitsWithState(std::uint32_t rank) const;
+
+  const JobTerms& terms_;
+  const Membership& members_;
+  const LayoutSet& layouts_;
+  const OperationChannel& operations_;
+  Wait wait_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_JOB_HOLD_POLICY_H_
