@@ -1,13 +1,11 @@
 #include "daemon/job/job.h"
 
-#include <algorithm>
 #include <set>
 #include <utility>
 #include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
-#include "proto/gradsync/duration_text.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -24,7 +22,9 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     job_->mutex_.Lock();
   }
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
-    job_->StopIf(job_->FinishedRankIsNeeded(), &actions_);
+    if (job_->phase_ == Phase::kActive) {
+      job_->StopIf(job_->rules_.FinishedRankIsNeeded(*job_->environment_.clock), &actions_);
+    }
     if (job_->phase_ == Phase::kActive) {
       job_->layouts_.DropReleased(&actions_);
       if (job_->terms_.options.Holds()) job_->HealRanks(&actions_);
@@ -113,6 +113,7 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
                  healing_.Copied(transaction.actions());
                  MaybeEnd(transaction.actions());
                }),
+      rules_(terms_, members_, layouts_, operations_, collectives_),
       hold_(terms_, members_, layouts_, operations_) {}
 
 // ---- Joining ------------------------------------------------------------------------------------
@@ -121,47 +122,15 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                        std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                        const std::string& node) {
   MutexLock lock(&mutex_);
-  if (options.Holds() && !node.empty()) {
-    return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
-                     absl::StrCat("job '", identity_.job_id, "', rank ", rank, " on node ", node,
-                                  ": on_rank_loss=hold needs every rank on one node; use abort"),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
+  const absl::Status refusal =
+      rules_.CheckJoin(rank, world_size, options, node, phase_ == Phase::kActive);
+  if (!refusal.ok()) return refusal;
+  const bool comes_back = members_[rank].state == RankState::kHeld;
+  members_.Join(rank, incarnation, std::move(sink), node,
+                /*loads=*/terms_.options.HealsFromSurvivors());
+  if (comes_back && !members_.AnyIsMissing()) {
+    layouts_.ResumeDeadlines(environment_.clock->NowNs());
   }
-  const std::string difference =
-      world_size != world_size_
-          ? absl::StrCat("world_size is ", world_size, ", but the ranks that joined before have ",
-                         world_size_)
-          : FirstDifference(terms_.options, options);
-  if (!difference.empty()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kJobMismatch,
-                     absl::StrCat("job '", identity_.job_id, "', rank ", rank, ": ", difference,
-                                  ". Start every rank with the same options."),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-  }
-  if (phase_ == Phase::kActive && members_[rank].state == RankState::kHeld) {
-    members_.Join(rank, incarnation, std::move(sink), node,
-                  /*loads=*/terms_.options.HealsFromSurvivors());
-    if (!members_.AnyIsMissing()) {
-      layouts_.ResumeDeadlines(environment_.clock->NowNs());
-    }
-    return absl::OkStatus();
-  }
-  if (phase_ == Phase::kActive && terms_.options.Holds() && members_.Formed()) {
-    return MakeError(absl::StatusCode::kAlreadyExists, reason::kRankOccupied,
-                     absl::StrCat("rank ", rank, " of job '", identity_.job_id,
-                                  "' has a live session. With on_rank_loss=hold another one can "
-                                  "join only after its loss; give another run another job_id."),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-  }
-  if (phase_ != Phase::kActive || members_[rank].state != RankState::kAbsent) {
-    return MakeError(
-        absl::StatusCode::kAlreadyExists, reason::kRankOccupied,
-        absl::StrCat("rank ", rank, " of job '", identity_.job_id,
-                     "' is held by a live session while the job is still forming. Give "
-                     "each trainer its own RANK, or each run its own job_id."),
-        {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-  }
-  members_.Join(rank, incarnation, std::move(sink), node);
   return absl::OkStatus();
 }
 
@@ -263,13 +232,7 @@ absl::Status Job::Operate(RankSession session, std::uint64_t sequence, const Ope
                           StagingMemory staging, std::uint64_t deadline_ns) {
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  if (absl::Status status = CheckTakesPart(session.rank, sequence); !status.ok()) return status;
-  if (spec.kind == OperationKind::kBroadcast && spec.root >= world_size_ &&
-      spec.root != kLowestLiveRank) {
-    return MakeError(
-        absl::StatusCode::kInvalidArgument, reason::kUnknownRank,
-        absl::StrCat("broadcast from rank ", spec.root, " in a world of ", world_size_));
-  }
+  if (absl::Status bad = rules_.CheckOperation(session.rank, sequence, spec); !bad.ok()) return bad;
   StopIf(hold_.LostRankIsNeeded(sequence, spec), transaction.actions());
   if (Ended(session)) return absl::OkStatus();
   return operations_.Join(session.rank, sequence, spec, std::move(staging), deadline_ns,
@@ -280,14 +243,14 @@ absl::Status Job::ChunkWritten(RankSession session, std::uint64_t sequence, std:
                                std::uint64_t bytes) {
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  if (absl::Status status = CheckTakesPart(session.rank, sequence); !status.ok()) return status;
+  if (absl::Status bad = rules_.CheckTakesPart(session.rank, sequence); !bad.ok()) return bad;
   return operations_.ChunkWritten(session.rank, sequence, chunk, bytes, transaction.actions());
 }
 
 absl::Status Job::ChunkRead(RankSession session, std::uint64_t sequence, std::uint64_t chunk) {
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  if (absl::Status status = CheckTakesPart(session.rank, sequence); !status.ok()) return status;
+  if (absl::Status bad = rules_.CheckTakesPart(session.rank, sequence); !bad.ok()) return bad;
   return operations_.ChunkRead(session.rank, sequence, chunk, transaction.actions());
 }
 
@@ -325,17 +288,9 @@ absl::Status Job::QueryCollectives(RankSession session, absl::Duration waited) {
 
 // ---- The state of the model ---------------------------------------------------------------------
 
-absl::Status Job::CheckHeals(std::uint32_t rank, absl::string_view message) const {
-  if (terms_.options.HealsFromSurvivors()) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                   absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' sent ", message,
-                                ", which needs on_rank_loss=hold with state_source=survivor"),
-                   {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-}
-
 absl::Status Job::FetchState(RankSession session, StagingMemory staging, std::uint64_t timeout_ns) {
-  if (absl::Status heals = CheckHeals(session.rank, "FetchState"); !heals.ok()) return heals;
   Transaction transaction(this);
+  if (absl::Status bad = rules_.CheckHeals(session.rank, "FetchState"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
   const std::uint64_t ns = timeout_ns != 0 ? timeout_ns : terms_.options.hold_timeout_ns;
   return healing_.Fetch(session.rank, std::move(staging), environment_.clock->NowNs() + ns,
@@ -344,24 +299,24 @@ absl::Status Job::FetchState(RankSession session, StagingMemory staging, std::ui
 
 absl::Status Job::OfferState(RankSession session, std::uint64_t transfer, std::uint64_t bytes,
                              StagingMemory staging) {
-  if (absl::Status heals = CheckHeals(session.rank, "StateOffer"); !heals.ok()) return heals;
   Transaction transaction(this);
+  if (absl::Status bad = rules_.CheckHeals(session.rank, "StateOffer"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
   return healing_.Offer(session.rank, transfer, bytes, std::move(staging),
                         environment_.clock->NowNs(), transaction.actions());
 }
 
 absl::Status Job::StateWritten(RankSession session, std::uint64_t transfer, std::uint64_t chunk) {
-  if (absl::Status heals = CheckHeals(session.rank, "StateWritten"); !heals.ok()) return heals;
   Transaction transaction(this);
+  if (absl::Status bad = rules_.CheckHeals(session.rank, "StateWritten"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
   return healing_.Written(session.rank, transfer, chunk, environment_.clock->NowNs(),
                           transaction.actions());
 }
 
 absl::Status Job::StateRead(RankSession session, std::uint64_t transfer, std::uint64_t chunk) {
-  if (absl::Status heals = CheckHeals(session.rank, "StateRead"); !heals.ok()) return heals;
   Transaction transaction(this);
+  if (absl::Status bad = rules_.CheckHeals(session.rank, "StateRead"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
   return healing_.Read(session.rank, transfer, chunk, environment_.clock->NowNs(),
                        transaction.actions());
@@ -369,16 +324,16 @@ absl::Status Job::StateRead(RankSession session, std::uint64_t transfer, std::ui
 
 absl::Status Job::TakeDigests(RankSession session, std::uint64_t transfer,
                               std::vector<StateDigest> items) {
-  if (absl::Status heals = CheckHeals(session.rank, "StateDigests"); !heals.ok()) return heals;
   Transaction transaction(this);
+  if (absl::Status bad = rules_.CheckHeals(session.rank, "StateDigests"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
   return healing_.TakeDigests(session.rank, transfer, std::move(items),
                               environment_.clock->NowNs());
 }
 
 absl::Status Job::RefuseState(RankSession session, std::uint64_t transfer, absl::string_view why) {
-  if (absl::Status heals = CheckHeals(session.rank, "StateRefused"); !heals.ok()) return heals;
   Transaction transaction(this);
+  if (absl::Status bad = rules_.CheckHeals(session.rank, "StateRefused"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
   return healing_.Refuse(session.rank, transfer, why, transaction.actions());
 }
@@ -400,10 +355,7 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   const std::uint32_t rank = session.rank;
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  if (members_.IsLeaving(rank) || (members_[rank].state == RankState::kStayed && !exit)) {
-    return SaidTwice(rank, "Leave");
-  }
-  if (absl::Status status = CheckIdle(rank, "Leave", exit); !status.ok()) return status;
+  if (absl::Status status = rules_.CheckLeave(rank, exit); !status.ok()) return status;
   if (exit) {
     members_.Exit(rank, layouts_.StepsDecided());
   } else {
@@ -422,15 +374,7 @@ absl::Status Job::Finish(RankSession session) {
   const std::uint32_t rank = session.rank;
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  if (members_.IsLeaving(rank)) return SaidTwice(rank, "Leave or Finish");
-  if (members_[rank].state == RankState::kStayed) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank,
-                                  " sent Finish while it stays: it takes part again when every "
-                                  "rank has left. Wait for LeaveDone."),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-  }
-  if (absl::Status status = CheckIdle(rank, "Finish", /*exit=*/true); !status.ok()) return status;
+  if (absl::Status status = rules_.CheckFinish(rank); !status.ok()) return status;
   const std::uint64_t now_ns = environment_.clock->NowNs();
   members_.Finish(rank, layouts_.StepsDecided(), now_ns);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
@@ -439,74 +383,11 @@ absl::Status Job::Finish(RankSession session) {
   return absl::OkStatus();
 }
 
-absl::Status Job::SaidTwice(std::uint32_t rank, absl::string_view message) const {
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                   absl::StrCat("rank ", rank, " sent ", message, " twice. Leave once."),
-                   {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-}
-
 void Job::EndLeavingSessions(DeferredActions* actions) {
   if (hold_.LeaversWait()) return;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_.IsLeaving(rank)) members_.EndSession(rank, absl::OkStatus(), actions);
   }
-}
-
-absl::Status Job::CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const {
-  if (members_[rank].state == RankState::kLoading) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                     absl::StrCat("rank ", rank, " of job '", identity_.job_id, "' sent ", message,
-                                  " after it came back from a loss, and without the state of the "
-                                  "model: send FetchState and StateDigests, and wait for "
-                                  "StateAdmitted first."),
-                     {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-  }
-  // If the loss came after the last step, no step will ever heal the rank.
-  if (CameBack(members_[rank].state) && (!exit || layouts_.HasGradientsOfEarlier(rank))) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-        absl::StrCat("rank ", rank, " sent ", message, " after it came back from a loss. ",
-                     exit ? "The running step has gradients of its lost session: "
-                            "complete that step first."
-                          : "It can stay only after it has completed a step of every "
-                            "layout."),
-        {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-  }
-  if (!operations_.InOperation(rank) && !layouts_.HasBegunStep(rank)) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-                   absl::StrCat("rank ", rank, " sent ", message,
-                                " in the middle of a step or operation. Wait for the end of that "
-                                "step or operation first."),
-                   {{field::kJob, identity_.job_id}, {field::kRank, rank}});
-}
-
-absl::Status Job::FinishedRankIsNeeded() const {
-  if (!members_.finished().has_value() || !end_.ok()) return absl::OkStatus();
-  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    std::uint32_t finished = *members_.finished();
-    std::string begun = operations_.InOperation(rank)
-                            ? absl::StrCat("operation ", operations_.next_sequence() - 1)
-                            : layouts_.BegunBy(rank);
-    // A rank may finish while others are still in the collectives that it has begun.
-    for (std::uint32_t other = 0; other < world_size_ && begun.empty(); ++other) {
-      if (members_[other].state != RankState::kFinished) continue;
-      finished = other;
-      begun = collectives_.BegunBeyond(rank, other);
-    }
-    if (begun.empty()) continue;
-    const absl::Duration ago =
-        absl::Nanoseconds(environment_.clock->NowNs() - members_[finished].finished_ns);
-    return MakeError(
-        absl::StatusCode::kAborted, reason::kRankFinished,
-        absl::StrCat("rank ", members_.Name(finished), " of job '", identity_.job_id, "' finished ",
-                     DurationText(ago),
-                     " ago: its process came to a good end without leaving the job. Rank ",
-                     members_.Name(rank), " has begun ", begun,
-                     ", which needs it. Give every rank the same number of steps, or let a rank "
-                     "that has no more data join or leave."),
-        {{field::kJob, identity_.job_id}, {field::kRank, finished}});
-  }
-  return absl::OkStatus();
 }
 
 void Job::HealRanks(DeferredActions* actions) {
@@ -527,19 +408,6 @@ void Job::MaybeResume(DeferredActions* actions) {
     operations_.RankResumed(rank);
     members_.Send(rank, done, actions);
   }
-}
-
-absl::Status Job::CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const {
-  const RankState state = members_[rank].state;
-  if (state == RankState::kLive) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-      absl::StrCat("rank ", rank, ", operation ", sequence, " of the job's channel: ",
-                   CameBack(state) ? "this rank came back after a loss, and takes part in no "
-                                     "operation until its first step is complete"
-                                   : "this rank has left, and takes part in nothing until "
-                                     "LeaveDone"),
-      {{field::kJob, identity_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
 }
 
 void Job::Lose(RankSession session, const absl::Status& why) {

@@ -45,6 +45,7 @@
 #include "daemon/job/membership.h"
 #include "daemon/job/operation_channel.h"
 #include "daemon/job/position.h"
+#include "daemon/job/rank_rules.h"
 #include "daemon/job/rank_session.h"
 #include "daemon/job/staging_memory.h"
 #include "daemon/job/state_healing.h"
@@ -191,28 +192,14 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   Reducer* ReducerOf(const ReduceOperation& operation, Reducer* node_group) const;
 
-  absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // FAILED_PRECONDITION if the rank is in a step or an operation, or is loading. Also if it is
-  // healing, except if it leaves for good (`exit`) and no running step has gradients of its lost
-  // session.
-  // `message`: what it said.
-  absl::Status CheckIdle(std::uint32_t rank, absl::string_view message, bool exit) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status SaidTwice(std::uint32_t rank, absl::string_view message) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the sessions of the ranks that have left for good, unless policy `hold` makes them wait.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // ABORTED RANK_FINISHED if a rank has begun something that needs a rank that has finished.
-  absl::Status FinishedRankIsNeeded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the ranks that have healed take part in operations again, and tells them so.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The session's messages no longer count.
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // FAILED_PRECONDITION unless survivors bring the state of the model to replacements.
-  absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
   // Lets transfers of the state go on, and ends the job if living ranks have different states.
   void UpdateHealing(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job with `why` if that is not OK.
@@ -239,6 +226,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   CollectiveOrder collectives_ ABSL_GUARDED_BY(mutex_);
   StateHealing healing_ ABSL_GUARDED_BY(mutex_);
+  RankRules rules_ ABSL_GUARDED_BY(mutex_);
   HoldPolicy hold_ ABSL_GUARDED_BY(mutex_);
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
   absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive

@@ -222,7 +222,7 @@ MUTATIONS = (
     Mutation(
         "the deadline does not go on",
         "job.cc",
-        "      layouts_.ResumeDeadlines(environment_.clock->NowNs());\n",
+        "    layouts_.ResumeDeadlines(environment_.clock->NowNs());\n",
     ),
     Mutation(
         "the last rank with the state is held",
@@ -324,7 +324,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a leaving rank leaves twice",
-        "job.cc",
+        "rank_rules.cc",
         "members_.IsLeaving(rank) || (members_[rank].state",
         "(members_[rank].state",
     ),
@@ -341,13 +341,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a replacement leaves with its lost gradients",
-        "job.cc",
+        "rank_rules.cc",
         "(!exit || layouts_.HasGradientsOfEarlier(rank))",
         "!exit",
     ),
     Mutation(
         "a replacement cannot leave without a step",
-        "job.cc",
+        "rank_rules.cc",
         "(!exit || layouts_.HasGradientsOfEarlier(rank))",
         "(!exit || exit)",
     ),
@@ -430,7 +430,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a rank that loads leaves",
-        "job.cc",
+        "rank_rules.cc",
         "  if (members_[rank].state == RankState::kLoading) {\n",
         "  if (false) {\n",
     ),
@@ -443,8 +443,8 @@ MUTATIONS = (
     Mutation(
         "the deadline passes while a rank loads",
         "job.cc",
-        "    if (!members_.AnyIsMissing()) {\n",
-        "    if (members_.Count(RankState::kHeld) == 0) {\n",
+        "comes_back && !members_.AnyIsMissing()",
+        "comes_back && members_.Count(RankState::kHeld) == 0",
     ),
     Mutation(
         "the deadline does not go on after an admission",
