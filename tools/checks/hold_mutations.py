@@ -437,8 +437,8 @@ MUTATIONS = (
     Mutation(
         "a rank that loads is held only after its process",
         "hold_policy.cc",
-        "if (!harmless && DetailsOf",
-        "if (DetailsOf",
+        "harmless = members_[rank].state == RankState::kLoading;",
+        "harmless = false;",
     ),
     Mutation(
         "the deadline passes while a rank loads",
