@@ -35,8 +35,8 @@ wait for it if the script joins with on_rank_loss="hold". Otherwise they fail to
 again as well.
 """
 _EPILOG = """\
-A rank is restarted at once, then after 1 s, 2 s, 4 s, up to 30 s. TORCHELASTIC_RESTART_COUNT tells
-it how often.
+A rank is restarted at once, then after 1 s, 2 s, 4 s, up to 30 s. If it has run for more than 30 s,
+this begins anew. TORCHELASTIC_RESTART_COUNT tells it how often.
 
 SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank. Ranks that are still there
 after --shutdown-timeout are killed; a second signal kills them at once. SIGUSR1 and SIGUSR2 are

@@ -17,6 +17,7 @@ from gradsync.run.events import Events
 from gradsync.run.failure import failed_first
 from gradsync.run.output import Output, Speaker
 from gradsync.run.process import Process, why_unwatchable
+from gradsync.run.restart_pauses import RestartPauses
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -28,9 +29,6 @@ _LAST_WORDS_S = 1.0
 _KILL_S = 10.0
 # After a signal, for a reader of the output.
 _LAST_OUTPUT_S = 5.0
-# Before a rank's second restart; twice as long before each further one.
-_RESTART_PAUSE_S = 1.0
-_LONGEST_RESTART_PAUSE_S = 30.0
 
 
 class _Ended(Exception):
@@ -50,6 +48,7 @@ class Launch:
         self._environments: Sequence[Mapping[str, str]] = ()  # by rank of this node
         self._restarts = [0] * options.ranks
         self._restart_at: dict[int, float] = {}  # by rank of this node: those that wait for it
+        self._pauses = RestartPauses(options.ranks)
         self._speakers: dict[Process, Speaker] = {}
         self._signal: Optional[int] = None  # that ends the launch
         self._hurry = False  # a further one has come
@@ -186,8 +185,7 @@ class Launch:
                 continue
             if index not in self._restart_at:
                 count = self._restarts[index]
-                pause = min(_RESTART_PAUSE_S * 2 ** (count - 1), _LONGEST_RESTART_PAUSE_S)
-                pause = pause if count else 0.0
+                pause = self._pauses.after(index, failed.started_at, failed.ended_at)
                 self._restart_at[index] = failed.ended_at + pause
                 self._output.say(
                     f"{failed.name} (pid {failed.pid}) ended: {failed.how_it_ended()}. Restart "

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
@@ -38,7 +39,8 @@ class Process:
       stdout: of its pipe; its bytes are read without blocking.
       stderr: likewise.
       status: how it has ended: its exit status, or minus a signal's number; None: it runs.
-      ended_at: when the launcher noticed it, by time.monotonic().
+      started_at: when the launcher started it, by time.monotonic().
+      ended_at: when the launcher noticed its end, by the same clock.
       told_to_end: whether the launcher has sent it a signal that ends processes.
     """
 
@@ -56,6 +58,7 @@ class Process:
                 os._exit(1)
 
         self.name = name
+        self.started_at = time.monotonic()
         self._popen = subprocess.Popen(
             command,
             env=environment,
