@@ -53,13 +53,16 @@ class Training:
       extra: further objects with state_dict() and load_state_dict(), by name, whose state is the
         same on every rank: a second optimizer, an average of the parameters. A state has tensors in
         host memory, numbers, booleans, text and None, in mappings, lists and tuples.
+      start: (epoch, batch) of the first batch that is not done, the same on every rank, for a
+        training that goes on from a checkpoint. Load the checkpoint first.
 
     Attributes:
       model: the wrapper.
 
     Raises:
       TypeError: a state has something that cannot travel; names it.
-      ValueError: `accumulate` is not positive.
+      ValueError: `accumulate` is not positive; or `start` is negative, or not at the beginning of a
+        step.
       UnimplementedError: LOSS_POLICY: with "hold" the model cannot be wrapped, or has a Training
         already.
       gradsync.Error: in a replacement, as Session.fetch_state() and Session.confirm_state().
@@ -75,9 +78,16 @@ class Training:
         seed: int = 0,
         accumulate: int = 1,
         extra: Mapping[str, Any] | None = None,
+        start: tuple[int, int] = (0, 0),
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"gradsync: accumulate must be positive, not {accumulate}")
+        self._start = Position(*start)
+        if min(start) < 0 or self._start.batch % accumulate != 0:
+            raise ValueError(
+                f"gradsync: start is {start}; give epoch and batch from 0, and a batch with which "
+                f"a step begins: a multiple of accumulate, {accumulate}"
+            )
         if not isinstance(model, DistributedDataParallel):
             model = DistributedDataParallel(model)
         self.model = model
@@ -89,7 +99,6 @@ class Training:
             self._synchronizer.module, optimizer, scheduler, scaler, extra or {}
         )
         self._passes = LoaderPasses(seed, self._session.rank)
-        self._start = Position(0, 0)
         self._over = False
         self._epoch: int | None = None  # that epochs() has yielded
         self._begun: int | None = None  # the last epoch of which batches() has begun
@@ -117,12 +126,13 @@ class Training:
     def start(self) -> tuple[int, int]:
         """(epoch, batch) at which this process begins, for loops without epochs() and batches().
 
-        (0, 0), except in a replacement. If the training is over, the batch is beyond the last one.
+        As given, except in a replacement: it begins where the other ranks are. If the training is
+        over, the batch is beyond the last one.
         """
         return self._start
 
     def epochs(self, number: int) -> Iterator[int]:
-        """Yields the epochs from 0 to `number` - 1; in a replacement those that are not done.
+        """Yields the epochs that are not done, of 0 to `number` - 1.
 
         A rank may be lost after its last step, before every rank has left. Then its replacement
         gets the last epoch without batches, so that the script does what follows the batches.
@@ -137,7 +147,7 @@ class Training:
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yields the batches of an epoch, and calls position() with the first one of each step.
 
-        A replacement does not get the batches that are done. It reads them, unless the loader's
+        Batches that are done, before `start`, are left out. They are read, unless the loader's
         dataset is `seeded`. Generators are seeded before each batch is read. Samplers and datasets
         get the epoch by `set_epoch`, if they have that method. If you gave a generator to a sampler
         or loader, it is seeded from its first seed and the epoch.
@@ -275,7 +285,7 @@ class Training:
         positions.restore(place)
         self._synchronizer.first_steps.restore(wrapper)
         self._over = positions.is_over
-        self._start = positions.current or Position(0, 0)
+        self._start = positions.current or self._start
         if self._over:
             self._start = Position(self._start.epoch, sys.maxsize)
 

@@ -28,6 +28,7 @@ PAGE = pathlib.Path(__file__).parents[4] / "docs" / "survive-a-lost-rank.md"
 RANKS = 3
 EPOCHS = 3
 STEPS = 12  # 8 batches of each rank and epoch
+STEPS_OF_EPOCH = STEPS // EPOCHS
 
 
 class Samples(torch.utils.data.Dataset):
@@ -60,9 +61,12 @@ class Model(nn.Module):
 
 
 class Rank:
-    """One rank of the training; dies where `deaths` says: (rank, its restarts, place, step)."""
+    """One rank of the training; dies where `deaths` says: (rank, its restarts, place, step).
 
-    def __init__(self, policy, deaths, folder):
+    After `done` steps it goes on from the checkpoint that is beside the folder.
+    """
+
+    def __init__(self, policy, deaths, folder, done):
         import gradsync.torch
         from gradsync.torch.training import Training
 
@@ -71,7 +75,9 @@ class Rank:
         self.rank = int(os.environ["RANK"])
         self._deaths = deaths
         self._log = open(pathlib.Path(folder) / f"{self.rank}-{self.restarts}", "w")
-        self.step = 1
+        self._checkpoint = pathlib.Path(folder).parent / "checkpoint"
+        self._done = done
+        self.step = done + 1
         self._kill_at_calls(gradsync, Training)
         options = {"hold_timeout": 60.0} if policy == "hold" else {}
         self.session = gradsync.torch.init(
@@ -81,9 +87,20 @@ class Rank:
         module = Model(self.at)
         optimizer = torch.optim.Adam(module.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS + 1)
+        self._module, self._optimizer, self._scheduler = module, optimizer, scheduler
+        if done:
+            parts = torch.load(self._checkpoint)
+            for part, state in zip((module, optimizer, scheduler), parts):
+                part.load_state_dict(state)
         model = gradsync.torch.DistributedDataParallel(module, **SMALL_BUCKETS)
-        self.training = Training(model, optimizer, scheduler=scheduler, seed=5, accumulate=2)
-        self._optimizer, self._scheduler = optimizer, scheduler
+        self.training = Training(
+            model,
+            optimizer,
+            scheduler=scheduler,
+            seed=5,
+            accumulate=2,
+            start=(done // STEPS_OF_EPOCH, 2 * (done % STEPS_OF_EPOCH)),
+        )
 
     def at(self, place):
         """Dies here if that is due."""
@@ -110,8 +127,23 @@ class Rank:
         around(gradsync.Session, "confirm_state", "loaded", "confirmed")
         around(training_type, "_read", "reading", "read")
 
-    def train(self):
-        """Returns how often this rank was started, and the digest of the final state."""
+    def train(self, last):
+        """Trains until step `last` is complete.
+
+        Returns how often this rank was started, and the digest of the final state.
+        """
+        for _ in self._steps():
+            if self.step == last < STEPS:
+                break
+        self.at("training done")
+        if last < STEPS and self.rank == 0:
+            parts = self._module, self._optimizer, self._scheduler
+            torch.save([part.state_dict() for part in parts], self._checkpoint)
+        self.training.model.leave()
+        return self.restarts, digest(self._state())
+
+    def _steps(self):
+        """Yields after every complete step."""
         training = self.training
         data = training.seeded(Samples())
         sampler = torch.utils.data.DistributedSampler(data, RANKS, self.rank)
@@ -119,7 +151,7 @@ class Rank:
         layouts = training.model._synchronizer.buckets
         for epoch in training.epochs(EPOCHS):
             for features, targets in training.batches(loader):
-                self.step = layouts.layout.next_step
+                self.step = self._done + layouts.layout.next_step
                 with training.accumulating():
                     output = training.model(features)
                     nn.functional.cross_entropy(output, targets).backward()
@@ -134,12 +166,10 @@ class Rank:
                 self._optimizer.zero_grad()
                 self._write("state", self._state())
                 self.at("step done")
+                yield
             self.at(f"epoch {epoch} done")
             if not self._deaths:
                 training.check_in_sync()
-        self.at("training done")
-        training.model.leave()
-        return self.restarts, digest(self._state())
 
     def _state(self):
         model = self.training.model.module.state_dict().values()
@@ -164,17 +194,18 @@ def digest(values):
     return sha.hexdigest()[:16]
 
 
-def train(policy, deaths, folder):
-    return Rank(policy, deaths, folder).train()
+def train(policy, deaths, folder, done, last):
+    return Rank(policy, deaths, folder, done).train(last)
 
 
 Run = collections.namedtuple("Run", "ends logs")
 
 
-def run(folder, policy, deaths=()):
+def run(folder, policy, deaths=(), done=0, last=STEPS):
     """Trains. Returns what each rank returned, and {(rank, restarts): {(step, what): digest}}."""
     most = max((restarts + 1 for _, restarts, _, _ in deaths), default=0)
-    ranks = Ranks(train, RANKS, policy, deaths, str(folder), timeout=100, restarts=most)
+    words = (policy, deaths, str(folder), done, last)
+    ranks = Ranks(train, RANKS, *words, timeout=100, restarts=most)
     ends = ranks.results()
     logs = {}
     for path in folder.iterdir():
@@ -216,6 +247,19 @@ def assert_same(done, faultless, deaths):
 def test_without_a_death_hold_changes_nothing(faultless, tmp_path):
     done = run(tmp_path, "hold")
     assert done == faultless
+
+
+@pytest.mark.parametrize("policy, deaths", [("abort", ()), ("hold", [(1, 0, "forward", 9)])])
+def test_a_training_goes_on_from_a_checkpoint(faultless, tmp_path, policy, deaths):
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    first = run(before, policy, last=6)  # in the middle of an epoch
+    second = run(after, policy, deaths, done=6)
+    assert [state for _, state in second.ends] == [state for _, state in faultless.ends]
+    for rank in range(RANKS):
+        chain = {**first.logs[rank, 0], **second.logs[rank, 0], **second.logs.get((rank, 1), {})}
+        assert chain == faultless.logs[rank, 0]
 
 
 SINGLE = [
