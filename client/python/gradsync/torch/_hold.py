@@ -8,6 +8,7 @@ from typing import Collection, Sequence
 import torch
 
 import gradsync
+from gradsync.torch._extra_states import ExtraStates
 from gradsync.torch._gradients import DATA_TYPES, Slot
 
 # Sessions with a wrapped module.
@@ -91,6 +92,14 @@ def check_wrapping(
                 f"buffers must be in host memory, and '{name}' is on {buffer.device}",
                 "move it there",
             )
+    why_not = ExtraStates(module).why_not()
+    if why_not is not None:
+        raise refusal(
+            session,
+            f"the extra state of every module must travel to a replacement, and one cannot: "
+            f"{why_not.removeprefix('gradsync: ')}",
+            "let get_extra_state() return only such values, and write a set_extra_state()",
+        )
 
 
 def remember_wrapping(session: gradsync.Session) -> None:

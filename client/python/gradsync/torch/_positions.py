@@ -8,6 +8,7 @@ import torch
 
 import gradsync
 from gradsync.torch import _hold
+from gradsync.torch._extra_states import ExtraStates
 from gradsync.torch._frozen_state import FrozenState
 from gradsync.torch._gradients import Slot
 
@@ -28,9 +29,9 @@ class Positions:
     """The positions of one wrapped module's steps, where lost ranks are replaced.
 
     A replacement begins at the position of a running step. It needs what the survivors had there
-    and have no more: buffers, which the forward pass changes, and gradients from before the step.
-    These are kept here. In each step, in this order: `begin before_forward+ before_step
-    before_first_mark`.
+    and have no more: buffers and extra states, which the forward pass changes, and gradients from
+    before the step. These are kept here. In each step, in this order: `begin before_forward+
+    before_step before_first_mark`.
 
     Used on the thread that trains and in its backward passes; state() on another thread, while
     these wait.
@@ -39,6 +40,7 @@ class Positions:
       session: of the module.
       slots: its parameters.
       buffers: returns its synchronized buffers by name.
+      extra: its extra states.
 
     Attributes:
       current: the last position; None before the first.
@@ -49,14 +51,17 @@ class Positions:
         session: gradsync.Session,
         slots: Sequence[Slot],
         buffers: Callable[[], Mapping[str, torch.Tensor]],
+        extra: ExtraStates,
     ) -> None:
         self.current: Position | None = None
         self._session = session
         self._slots = slots
         self._read_buffers = buffers
+        self._extra = extra
         self._frozen: FrozenState | None = None
         self._open = False  # the step of the current position has not begun
         self._buffers: dict[str, torch.Tensor] = {}
+        self._extra_states: dict[str, Any] = {}
         self._gradients: dict[str, torch.Tensor] | None = None
         # In a replacement, before its first position: whether the survivors' training was over.
         self._restored: bool | None = None
@@ -82,6 +87,7 @@ class Positions:
         assert self._frozen is not None
         self._frozen.record()
         self._buffers = {name: b.detach().clone() for name, b in self._read_buffers().items()}
+        self._extra_states = self._extra.copy()
         self._gradients = None
         self.current = position
         self._restored = None
@@ -141,9 +147,10 @@ class Positions:
         """
         done = not running if self._restored is None else self._restored
         buffers: Mapping[str, torch.Tensor] = self._buffers
+        extra = self._extra_states
         gradients: Mapping[str, torch.Tensor] = self._gradients or {}
         if not running:
-            buffers = self._read_buffers()
+            buffers, extra = self._read_buffers(), self._extra.read()
         if self._restored is not None:
             # Read again, so that the digests tell whether it was loaded well.
             gradients = self._present_gradients()
@@ -153,17 +160,23 @@ class Positions:
             "position": None if self.current is None else list(self.current),
             "done": done,
             "buffers": dict(buffers),
+            "extra": extra,
             "gradients": dict(gradients),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """In a replacement: takes what state() has returned on a survivor."""
+        """In a replacement: takes what state() has returned on a survivor.
+
+        Raises:
+          FailedPreconditionError: STATE_REFUSED: the module has other extra states.
+        """
         position = state["position"]
         self.current = None if position is None else Position(*position)
         self._restored = bool(state["done"])
         with torch.no_grad():
             for name, buffer in self._read_buffers().items():
                 buffer.copy_(state["buffers"][name])
+        self._extra.load(state["extra"])
         for slot in self._slots:
             slot.parameter.grad = state["gradients"].get(slot.name)
 

@@ -65,8 +65,8 @@ class SharedState:
         """
         mine = self.parameters()
         theirs = state["parameters"]
-        _check_same("parameter", mine.keys(), theirs.keys())
-        _check_same("part", self._stateful.keys(), state.keys() - {"parameters"})
+        check_same("parameter", mine.keys(), theirs.keys())
+        check_same("part", self._stateful.keys(), state.keys() - {"parameters"})
         with torch.no_grad():
             for name, parameter in mine.items():
                 parameter.copy_(theirs[name])
@@ -74,7 +74,8 @@ class SharedState:
             part.load_state_dict(state[name])
 
 
-def _check_same(what: str, mine: Any, theirs: Any) -> None:
+def check_same(what: str, mine: Any, theirs: Any) -> None:
+    """Raises: FailedPreconditionError: STATE_REFUSED: the names differ; names one that does."""
     for name in sorted(mine ^ theirs):
         where = "survivors have no" if name in mine else "this rank has no"
         raise gradsync.FailedPreconditionError(

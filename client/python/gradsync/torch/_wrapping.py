@@ -19,6 +19,7 @@ from gradsync.torch import (
 from gradsync.torch._arguments import Options
 from gradsync.torch._buckets import Buckets
 from gradsync.torch._buffer_bucket import BufferBucket, nbytes_of
+from gradsync.torch._extra_states import ExtraStates
 from gradsync.torch._gradients import Slot
 from gradsync.torch._hand_off import hand_off_of
 from gradsync.torch._positions import Positions
@@ -90,7 +91,9 @@ def wrap(
         static_graph=options.static_graph,
         device_verdict=options.device_verdict,
         trained_before=trained is not None,
-        positions=Positions(session, buckets.slots, state.buffers) if held else None,
+        positions=(
+            Positions(session, buckets.slots, state.buffers, ExtraStates(module)) if held else None
+        ),
         buffer_bucket=BufferBucket(buffer_bytes) if buffer_bytes else None,
     )
     if held:

@@ -1,7 +1,8 @@
 """Ranks that are killed are replaced, and every number of the training stays the same.
 
-The training has all that could make a difference: dropout, BatchNorm, Adam, a scheduler per batch,
-accumulation of two, other data on each rank, random changes of the samples. Each rank logs SHA-256
+The training has all that could make a difference: dropout, BatchNorm, an extra state, Adam, a
+scheduler per batch, accumulation of two, other data on each rank, random changes of the samples.
+Each rank logs SHA-256
 of averages and of state after every step. The whole log must equal that of a training without hold
 and without a death.
 """
@@ -43,6 +44,27 @@ class Samples(torch.utils.data.Dataset):
         return features, index % 4
 
 
+class Counting(nn.Module):
+    """Counts its forward passes in a state that is neither parameter nor buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self._passes = 0
+        self._factors = torch.ones(4)
+
+    def forward(self, hidden):
+        self._passes += 1
+        self._factors = self._factors * 1.01
+        return hidden * self._factors[self._passes % 4]
+
+    def get_extra_state(self):
+        return {"passes": self._passes, "factors": (self._factors,)}
+
+    def set_extra_state(self, state):
+        self._passes = state["passes"]
+        (self._factors,) = state["factors"]
+
+
 class Model(nn.Module):
     def __init__(self, at):
         super().__init__()
@@ -51,13 +73,14 @@ class Model(nn.Module):
         self.norm = nn.BatchNorm1d(24)
         self.second = nn.Linear(24, 16)
         self.dropout = nn.Dropout(0.3)
+        self.counting = Counting()
         self.last = nn.Linear(16, 4)
         self.never_used = nn.Linear(2, 2)
 
     def forward(self, features):
         hidden = self.dropout(torch.relu(self.norm(self.first(features))))
         self._at("forward")
-        return self.last(torch.relu(self.second(hidden)))
+        return self.last(torch.relu(self.second(self.counting(hidden))))
 
 
 class Rank:
@@ -401,6 +424,12 @@ def refusals():
         model[0].weight._in_backward_optimizers = []
         Wrapper(model, session=join())
 
+    def an_extra_state_that_cannot_travel():
+        Wrapper(nn.Sequential(nn.Linear(3, 2), OddExtra()), session=join())
+
+    def an_extra_state_that_cannot_be_loaded():
+        Wrapper(nn.Sequential(nn.Linear(3, 2), UnloadableExtra()), session=join())
+
     def device_verdict():
         Wrapper(module(), session=join(), device_verdict=True)
 
@@ -451,9 +480,7 @@ def refusals():
             "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
         )
         model = nn.parallel.DistributedDataParallel(module())
-        model.register_comm_hook(
-            gradsync.torch.HookState(join()), gradsync.torch.allreduce_hook
-        )
+        model.register_comm_hook(gradsync.torch.HookState(join()), gradsync.torch.allreduce_hook)
         step(model)
 
     def a_process_group():  # the one of the case above
@@ -477,6 +504,19 @@ class OddState:
         pass
 
 
+class UnloadableExtra(nn.Module):
+    def get_extra_state(self):
+        return 7
+
+
+class OddExtra(UnloadableExtra):
+    def get_extra_state(self):
+        return {"inside": object()}
+
+    def set_extra_state(self, state):
+        pass
+
+
 CASES = {
     "states_from_the_trainer": "LOSS_POLICY: .*state_source",
     "buffers_of_its_own": "LOSS_POLICY: .*'1.running_mean' is not synchronized",
@@ -484,6 +524,8 @@ CASES = {
     "a_second_training": "LOSS_POLICY: .*one Training",
     "ignored_parameters": "LOSS_POLICY: .*'0.bias' is in _ddp_params_and_buffers_to_ignore",
     "an_optimizer_in_the_backward_pass": "LOSS_POLICY: .*'0.weight'",
+    "an_extra_state_that_cannot_travel": "LOSS_POLICY: .*'1._extra_state/inside' is a object",
+    "an_extra_state_that_cannot_be_loaded": "LOSS_POLICY: .*UnloadableExtra of '1._extra_state'",
     "device_verdict": "ValueError: .*device_verdict needs a module on a GPU",
     "no_training": "LOSS_POLICY: .*gradsync.torch.Training",
     "no_position": "PROTOCOL_VIOLATION: .*no position was given",

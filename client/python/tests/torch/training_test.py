@@ -167,6 +167,48 @@ def test_a_replacement_with_other_parts_is_refused():
         assert error.value.reason == gradsync.Reason.STATE_REFUSED
 
 
+class Counting(nn.Module):
+    """Has an extra state."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.passes = passes
+        self.factors = torch.full((2,), float(passes))
+
+    def get_extra_state(self):
+        return {"passes": self.passes, "factors": (self.factors,)}
+
+    def set_extra_state(self, state):
+        self.passes = state["passes"]
+        (self.factors,) = state["factors"]
+
+
+def test_extra_states_arrive_and_a_copy_stays_as_it_was():
+    from gradsync.torch._extra_states import ExtraStates
+
+    survivor = nn.Sequential(nn.Linear(1, 1), Counting(3), nn.Sequential(Counting(4)))
+    states = ExtraStates(survivor)
+    assert states.why_not() is None
+    copy = states.copy()
+    survivor[1].passes += 1
+    survivor[1].factors.add_(1)
+    replacement = nn.Sequential(nn.Linear(1, 1), Counting(0), nn.Sequential(Counting(0)))
+    arrived, text, tensors = through_an_image(copy)
+    assert arrived.keys() == {"1._extra_state", "2.0._extra_state"}
+    ExtraStates(replacement).load(arrived)
+    assert (replacement[1].passes, replacement[1].factors.tolist()) == (3, [3, 3])
+    assert replacement[2][0].passes == 4
+    assert through_an_image(ExtraStates(replacement).read())[1:] == (text, tensors)
+
+
+def test_a_replacement_with_other_extra_states_is_refused():
+    import gradsync
+    from gradsync.torch._extra_states import ExtraStates
+
+    with pytest.raises(gradsync.FailedPreconditionError, match="extra state '0._extra_state'"):
+        ExtraStates(nn.Sequential(Counting(0))).load({})
+
+
 def frozen(change):
     """The name of what `change` has changed."""
     from gradsync.torch._frozen_state import FrozenState
