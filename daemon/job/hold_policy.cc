@@ -27,7 +27,7 @@ std::string HoldPolicy::WhyNotHeld(std::uint32_t rank, const absl::Status& why) 
     if (terms_.options.HealsFromSurvivors() && members_[other].state == RankState::kHealing) {
       return "";
     }
-    if (WaitsWithState(other)) return "";
+    if (members_.IsLeaving(other)) return "";
   }
   return "no other rank has the state of the model";
 }
@@ -128,14 +128,25 @@ absl::Status HoldPolicy::CollectiveIsNotHeld(std::uint32_t rank,
       {{field::kJob, terms_.job_id}, {field::kRank, rank}});
 }
 
-// ---- The state of the model ---------------------------------------------------------------------
-
-bool HoldPolicy::WaitsWithState(std::uint32_t rank) const {
-  // Its memory is released, so it has no averages of a running step.
-  if (!members_.IsLeaving(rank) || layouts_.StepRunning()) return false;
-  // Trainers that bring the state themselves keep it, for example in a file.
-  return !terms_.options.HealsFromSurvivors() || members_[rank].left_at == layouts_.StepsDecided();
+absl::Status HoldPolicy::LeftEarly(const Clock& clock) const {
+  if (!terms_.options.Holds() || !members_.exited().has_value()) return absl::OkStatus();
+  const std::uint32_t left = *members_.exited();
+  for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
+    const std::string begun = layouts_.BegunBy(rank);
+    if (begun.empty()) continue;
+    const absl::Duration ago = absl::Nanoseconds(clock.NowNs() - members_[left].left_ns);
+    return MakeError(
+        absl::StatusCode::kAborted, reason::kRankFinished,
+        absl::StrCat("rank ", left, " of job '", terms_.job_id, "' left ", DurationText(ago),
+                     " ago, and rank ", rank, " has begun ", begun,
+                     ". With on_rank_loss=hold this needs every rank. Give every rank the same "
+                     "number of steps, or let a rank that has no more data join."),
+        {{field::kJob, terms_.job_id}, {field::kRank, left}, {field::kOtherRank, rank}});
+  }
+  return absl::OkStatus();
 }
+
+// ---- The state of the model ---------------------------------------------------------------------
 
 StateHealing::Standing HoldPolicy::StandingOf(std::uint32_t rank, std::uint32_t replacement) const {
   const RankState state = members_[rank].state;
@@ -143,7 +154,7 @@ StateHealing::Standing HoldPolicy::StandingOf(std::uint32_t rank, std::uint32_t 
     return layouts_.IsFrozenFor(rank, replacement) ? StateHealing::Standing::kFrozen
                                                    : StateHealing::Standing::kHasState;
   }
-  return WaitsWithState(rank) ? StateHealing::Standing::kFrozen : StateHealing::Standing::kNone;
+  return members_.IsLeaving(rank) ? StateHealing::Standing::kFrozen : StateHealing::Standing::kNone;
 }
 
 // ---- Sessions that join and leave ---------------------------------------------------------------

@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "daemon/base/clock.h"
 #include "daemon/job/job_terms.h"
 #include "daemon/job/layout_set.h"
 #include "daemon/job/membership.h"
@@ -52,6 +53,9 @@ class HoldPolicy {
   // ABORTED RANK_LOST if others have waited for a lost rank for as long as they may. Called at each
   // tick.
   absl::Status HeldTooLong(std::uint64_t now_ns);
+  // ABORTED RANK_FINISHED if a rank has begun a step or a layout, and another one has left for
+  // good. Every step has every rank in it.
+  absl::Status LeftEarly(const Clock& clock) const;
   // UNIMPLEMENTED LOSS_POLICY: the rank begins a collective that does not go through the daemon.
   absl::Status CollectiveIsNotHeld(std::uint32_t rank, absl::string_view description) const;
 
@@ -80,10 +84,6 @@ class HoldPolicy {
     std::uint64_t waited_ns = 0;            // in the waits that have ended
     std::optional<std::uint64_t> since_ns;  // when the present wait began; nullopt: none waits
   };
-
-  // The rank has left for good, has the state of the model that the others have, and does not
-  // change it.
-  bool WaitsWithState(std::uint32_t rank) const;
 
   const JobTerms& terms_;
   const Membership& members_;

@@ -24,6 +24,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
   ~Transaction() ABSL_UNLOCK_FUNCTION() {
     if (job_->phase_ == Phase::kActive) {
       job_->StopIf(job_->rules_.FinishedRankIsNeeded(*job_->environment_.clock), &actions_);
+      job_->StopIf(job_->hold_.LeftEarly(*job_->environment_.clock), &actions_);
     }
     if (job_->phase_ == Phase::kActive) {
       job_->layouts_.DropReleased(&actions_);
@@ -357,7 +358,7 @@ absl::Status Job::Leave(RankSession session, bool exit) {
   if (Ended(session)) return absl::OkStatus();
   if (absl::Status status = rules_.CheckLeave(rank, exit); !status.ok()) return status;
   if (exit) {
-    members_.Exit(rank, layouts_.StepsDecided());
+    members_.Exit(rank, environment_.clock->NowNs());
   } else {
     members_.Stay(rank);
   }
@@ -376,7 +377,7 @@ absl::Status Job::Finish(RankSession session) {
   if (Ended(session)) return absl::OkStatus();
   if (absl::Status status = rules_.CheckFinish(rank); !status.ok()) return status;
   const std::uint64_t now_ns = environment_.clock->NowNs();
-  members_.Finish(rank, layouts_.StepsDecided(), now_ns);
+  members_.Finish(rank, now_ns);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
   EndLeavingSessions(transaction.actions());
   MaybeResume(transaction.actions());
@@ -488,7 +489,9 @@ void Job::MaybeEnd(DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     const Member& member = members_[rank];
     absl::Status status = member.state == RankState::kLost ? member.loss : end_;
-    if (members_.IsLeaving(rank)) status = absl::OkStatus();
+    // A rank has left well if the others did not need it any more.
+    const bool early = DetailsOf(end_).reason == reason::kRankFinished.text();
+    if (members_.IsLeaving(rank) && !early) status = absl::OkStatus();
     members_.EndSession(rank, status, actions);
   }
   layouts_.ReleaseMemory(actions);

@@ -52,10 +52,9 @@ struct Member {
   std::uint64_t incarnation = 0;
   std::shared_ptr<SessionSink> sink;  // null unless a session is there
   absl::Status loss;                  // kLost, kHeld: why; its own session ends with it
-  std::uint64_t finished_ns = 0;      // kFinished: when, by the job's clock
+  std::uint64_t left_ns = 0;          // kExited, kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
   bool stepped = false;               // its session has contributed to a complete step
-  std::uint64_t left_at = 0;          // kExited, kFinished: LayoutSet::StepsDecided() then
 };
 
 // The state of each rank, and its session:
@@ -85,7 +84,7 @@ class Membership {
             std::string node, bool loads = false) {
     const RankState back = loads ? RankState::kLoading : RankState::kHealing;
     const RankState state = members_[rank].state == RankState::kHeld ? back : RankState::kLive;
-    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false, 0};
+    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false};
   }
   // The rank's session has the state of the model.
   void Admit(std::uint32_t rank) { members_[rank].state = RankState::kHealing; }
@@ -93,17 +92,15 @@ class Membership {
     members_[rank].state = RankState::kStayed;
     stayed_.push_back(rank);
   }
-  // `steps_decided`: LayoutSet::StepsDecided() now. As long as it stays the same, the rank has the
-  // state of the model that the others have.
-  void Exit(std::uint32_t rank, std::uint64_t steps_decided) {
+  void Exit(std::uint32_t rank, std::uint64_t now_ns) {
     members_[rank].state = RankState::kExited;
-    members_[rank].left_at = steps_decided;
+    members_[rank].left_ns = now_ns;
+    if (!exited_.has_value()) exited_ = rank;
     stayed_.erase(std::remove(stayed_.begin(), stayed_.end(), rank), stayed_.end());
   }
-  void Finish(std::uint32_t rank, std::uint64_t steps_decided, std::uint64_t now_ns) {
+  void Finish(std::uint32_t rank, std::uint64_t now_ns) {
     members_[rank].state = RankState::kFinished;
-    members_[rank].left_at = steps_decided;
-    members_[rank].finished_ns = now_ns;
+    members_[rank].left_ns = now_ns;
     if (!finished_.has_value()) finished_ = rank;
   }
   void Lose(std::uint32_t rank, const absl::Status& why) {
@@ -129,6 +126,8 @@ class Membership {
   const std::vector<std::uint32_t>& stayed() const { return stayed_; }
   // The rank that finished first; nullopt if none has.
   std::optional<std::uint32_t> finished() const { return finished_; }
+  // The rank that left for good first; nullopt if none has.
+  std::optional<std::uint32_t> exited() const { return exited_; }
   // The ranks in this state.
   std::uint32_t Count(RankState state) const {
     return static_cast<std::uint32_t>(
@@ -136,7 +135,8 @@ class Membership {
                       [state](const Member& member) { return member.state == state; }));
   }
   // The rank has left for good or finished, but its session has not ended: under policy `hold` it
-  // waits until every rank has left.
+  // waits until every rank has left. It has the state of the model that the others have, since a
+  // further step would end the job.
   bool IsLeaving(std::uint32_t rank) const {
     const Member& member = members_[rank];
     return member.sink != nullptr &&
@@ -217,6 +217,7 @@ class Membership {
  private:
   std::vector<Member> members_;
   std::optional<std::uint32_t> finished_;
+  std::optional<std::uint32_t> exited_;
   std::vector<std::uint32_t> stayed_;
   const std::string here_;
 };

@@ -140,7 +140,7 @@ absl::Status RankRules::FinishedRankIsNeeded(const Clock& clock) const {
       begun = collectives_.BegunBeyond(rank, other);
     }
     if (begun.empty()) continue;
-    const absl::Duration ago = absl::Nanoseconds(clock.NowNs() - members_[finished].finished_ns);
+    const absl::Duration ago = absl::Nanoseconds(clock.NowNs() - members_[finished].left_ns);
     return MakeError(
         absl::StatusCode::kAborted, reason::kRankFinished,
         absl::StrCat("rank ", members_.Name(finished), " of job '", terms_.job_id, "' finished ",

@@ -966,16 +966,43 @@ TEST_P(LastLeaveTest, RanksThatCannotBeReplacedLeaveAtOnce) {
 INSTANTIATE_TEST_SUITE_P(Hold, LastLeaveTest, testing::Bool(),
                          [](const auto& info) { return info.param ? "ByFinish" : "ByLeave"; });
 
-// The averages of a rank that has left went with its memory.
-TEST_F(HoldTest, LossInAStepOfTheOnlyRankThatHasNotLeftEndsTheJob) {
-  Begin(2);
-  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
-  Mark(1, 2, 0, 1);
-  reducer_.CompleteAll();
-  Lose(1);
+TEST_F(HoldTest, RankThatLeavesEarlyEndsTheJobAndEveryRankLearnsWhy) {
+  Begin(3);
+  ASSERT_TRUE(job_->Leave(Of(1), /*exit=*/true).ok());
+  clock_.Advance(2'000'000);
+  Mark(2, 2, 0, 1);
   EXPECT_TRUE(job_->HasEnded());
-  const absl::Status end = Only<SessionEndMessage>(0).status;
-  EXPECT_TRUE(end.ok()) << end;
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    const absl::Status end = Only<SessionEndMessage>(rank).status;
+    EXPECT_EQ(ReasonOf(end), "RANK_FINISHED") << rank;
+    EXPECT_EQ(FieldOf(end, "rank"), "1");
+    EXPECT_TRUE(Says(end,
+                     "rank 1 of job 'run-7' left 2ms ago, and rank 2 has begun step 2 of layout "
+                     "'model'. With on_rank_loss=hold this needs every rank"))
+        << end;
+  }
+}
+
+TEST_F(HoldTest, RankThatLeavesWhileAnotherOneHasBegunTheNextStepLeavesEarly) {
+  Begin(2);
+  Mark(1, 2, 0, 1);
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
+  reducer_.CompleteAll();
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(rank).status), "RANK_FINISHED");
+  }
+}
+
+// No step was complete, so its session has ended at once.
+TEST_F(HoldTest, RankThatLeftBeforeTheFirstStepEndsTheJobAtThatStep) {
+  Start(2);
+  channel_ = Agree(Spec(2));
+  TakeAll();
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
+  EXPECT_TRUE(Only<SessionEndMessage>(0).status.ok());
+  Mark(1, 1, 0, 1);
+  reducer_.CompleteAll();
+  EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(1).status), "RANK_FINISHED");
 }
 
 TEST_F(HoldTest, CollectivesOfOtherLibrariesAreRefused) {

@@ -921,20 +921,7 @@ TEST_F(StateHealingTest, RanksThatHaveLeftAreSourcesBetweenSteps) {
   }
 }
 
-TEST_F(StateHealingTest, RankThatLeftBeforeTheLastStepIsNoSource) {
-  Begin(3);
-  EXPECT_TRUE(job_->Leave(Of(0), true).ok());
-  End({1, 2}, 2);
-  ExpectComplete({1, 2});
-  Lose(1);
-  Return(1);
-  ASSERT_TRUE(Fetch(1).ok());
-  EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty()) << "it has the state of step 2";
-  Lose(2);
-  EXPECT_TRUE(job_->HasEnded()) << "nobody has the state of step 3";
-}
-
-TEST_F(StateHealingTest, StepThatBeginsTakesARankThatHasLeftAsSourceAway) {
+TEST_F(StateHealingTest, StepThatBeginsWhileTheSourceHasLeftEndsTheJob) {
   Begin(3);
   EXPECT_TRUE(job_->Leave(Of(0), true).ok());
   Lose(1);
@@ -942,11 +929,9 @@ TEST_F(StateHealingTest, StepThatBeginsTakesARankThatHasLeftAsSourceAway) {
   ASSERT_TRUE(Fetch(1).ok());
   ASSERT_TRUE(Asked(0, /*offer=*/true));
   EXPECT_TRUE(job_->MarkReady(Of(2), channel_, 2, {0}).ok());
-  EXPECT_TRUE(Cancelled(0));
-  EXPECT_TRUE(job_->MarkReady(Of(2), channel_, 2, {1}).ok());
-  EXPECT_TRUE(job_->EndStep(Of(2), channel_, 2, "").ok());
-  source_ = 2;
-  EXPECT_TRUE(Asked(2, /*offer=*/true));
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(rank).status), "RANK_FINISHED") << rank;
+  }
 }
 
 // ---- A rank that loads, and everything else

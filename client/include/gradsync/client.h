@@ -648,7 +648,11 @@ class Session {
   // now, or one of its layouts had no complete step. A layout that replaced another counts as new.
   // The daemon checks this whenever a rank leaves, stays or finishes. If it finds such a reason
   // then, it also ends the waits of the ranks that left before.
+  //
+  // With kHold every step has every rank in it. So every rank leaves after the same step, and none
+  // because of an error: a process that ends without Leave is replaced.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
+  //   ABORTED              RANK_FINISHED: with kHold, another rank has begun a step or a layout.
   virtual absl::Status Leave() = 0;
   // Ends the session because this process comes to a good end. The other ranks cannot go on without
   // this one, unlike after Leave: they may finish or leave, but if one of them begins a step, an

@@ -587,8 +587,12 @@ class Session:
         finishes. If it finds such a reason then, it also ends the waits of the ranks that left
         before.
 
+        With on_rank_loss="hold" every step has every rank in it. If another rank begins one after
+        this call, the job ends for all.
+
         Raises:
           FailedPreconditionError: a step of this rank is open.
+          AbortedError: RANK_FINISHED: with on_rank_loss="hold", another rank has begun a step.
         """
         self._operate(library.session_leave)
         self._left = True
@@ -601,7 +605,7 @@ class Session:
         reason RANK_FINISHED. With on_rank_loss="hold" it waits as leave() does.
 
         Raises:
-          FailedPreconditionError: a step of this rank is open.
+          FailedPreconditionError, AbortedError: as leave().
         """
         self._operate(library.session_finish)
         self._left = True

@@ -569,3 +569,34 @@ def test_a_replacement_with_another_model_is_refused(daemon, tmp_path):
     ranks = Ranks(with_another_model, 2, "hold", (), str(tmp_path), timeout=60, restarts=1)
     with pytest.raises(RankFailed, match="rank 1:[^$]*'weight' of shape .2, 3., float32, but here"):
         ranks.results()
+
+
+# ---- Ranks that leave
+
+
+def leaves_early():
+    """Rank 1 leaves after three steps. Returns what each rank is told."""
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    session = gradsync.torch.init(on_rank_loss="hold", step_timeout=60.0)
+    module = nn.Linear(3, 2)
+    training = gradsync.torch.Training(module, torch.optim.SGD(module.parameters(), 0.1))
+    try:
+        for _ in training.epochs(1):
+            for at in training.batches(range(6)):
+                if at == 3 and session.rank == 1:
+                    training.model.leave()
+                    return "left"
+                training.model(torch.ones(1, 3)).sum().backward()
+    except gradsync.AbortedError as error:
+        return f"{error.reason}: {error}"
+
+
+def test_a_rank_that_leaves_early_is_told_and_named(daemon):
+    for told in run_ranks(leaves_early, 2):
+        assert re.match(
+            "RANK_FINISHED: .*rank 1 of job '.*' left .* ago, and rank 0 has begun step 4 of "
+            "layout 'ddp0'",
+            told,
+        ), told
