@@ -17,6 +17,7 @@ from gradsync import (
     _state_source,
     _structs,
     _text,
+    _unwinding,
     errors,
     layout_spec,
 )
@@ -58,7 +59,8 @@ class Session:
     """One rank's live membership in a job; made by Session.join().
 
     A context manager. A `with` block that ends without an exception leaves the job. If it ends with
-    an exception, the rank is lost to the other ranks, and they learn of it at once.
+    an exception, the rank is lost to the other ranks, and they learn of it at once. With
+    on_rank_loss="hold" they wait for its replacement, as soon as this process has ended.
 
     Without `with`, close() ends the session. So does the interpreter's exit, and the end of the
     last reference to the session or to one of its layouts. If leave() was not called before, the
@@ -80,6 +82,7 @@ class Session:
         _notices.watch(self._handle)
         self._options = options
         self._left = False
+        self._unwinding = _unwinding.Unwinding()
         self._rank: int = library.session_rank(self._handle)
         self._world_size: int = library.session_world_size(self._handle)
         self._generation: int = library.session_generation(self._handle)
@@ -124,7 +127,10 @@ class Session:
             assert pointer.value is not None
             return cls(pointer.value, options)
 
-        return _interruptible.call(join)
+        unwinding = _unwinding.Unwinding()
+        session = _interruptible.call(join)
+        session._unwinding = unwinding  # of this thread
+        return session
 
     @property
     def rank(self) -> int:
@@ -591,9 +597,12 @@ class Session:
         this call, the job ends for all.
 
         Raises:
-          FailedPreconditionError: a step of this rank is open.
+          FailedPreconditionError: a step of this rank is open. PROTOCOL_VIOLATION: with
+            on_rank_loss="hold", an exception is being handled, as in the `finally` block that it
+            passes: the rank's work is not done.
           AbortedError: RANK_FINISHED: with on_rank_loss="hold", another rank has begun a step.
         """
+        self._check_may_leave("leave()")
         self._operate(library.session_leave)
         self._left = True
 
@@ -607,6 +616,7 @@ class Session:
         Raises:
           FailedPreconditionError, AbortedError: as leave().
         """
+        self._check_may_leave("finish()")
         self._operate(library.session_finish)
         self._left = True
 
@@ -682,6 +692,24 @@ class Session:
             f"<gradsync.Session {self._options.job_id!r}: rank {self._rank} of "
             f"{self._world_size}{state}>"
         )
+
+    def _check_may_leave(self, call: str) -> None:
+        """Raises: FailedPreconditionError: as leave(), because of an exception; names `call`."""
+        error = self._unwinding.error() if self._options.on_rank_loss == "hold" else None
+        if error is None:
+            return
+        try:
+            raise errors.FailedPreconditionError(
+                f"rank {self._rank}: {call} was called while {type(error).__name__} is handled, so "
+                "this rank's work is not done. With on_rank_loss='hold' let the exception end the "
+                "process: then another one takes its place. If the work is done, call "
+                f"{call} after the try statement",
+                reason=Reason.PROTOCOL_VIOLATION,
+                job=self._options.job_id,
+                rank=self._rank,
+            )
+        finally:
+            del error  # it refers to this frame, which would keep the error alive
 
     def _new_layout(
         self,

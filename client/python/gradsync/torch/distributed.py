@@ -272,16 +272,21 @@ class DistributedDataParallel(PyTorchDdp):
         """Ends this rank's part in the job. The others continue without it; the process can exit.
 
         This ends the session and so every module that is wrapped in it. To come back later, use
-        `join` instead.
+        `join` instead. With `on_rank_loss="hold"` every rank calls it after the same step.
 
         Raises:
-          gradsync.FailedPreconditionError: a step is open.
+          gradsync.FailedPreconditionError: a step is open. With "hold": an exception is being
+            handled, so the rank's work is not done.
+          gradsync.AbortedError: RANK_FINISHED: with "hold", another rank has begun a step.
         """
         synchronizer = self._in_job()
+        session = synchronizer.session
+        session._check_may_leave("leave()")  # before other ranks hear anything
         synchronizer.outcomes.abandon_stale("this rank leaves")
         synchronizer.outcomes.settle()
-        synchronizer.session.leave()
-        _session.end(synchronizer.session)
+        with _session.noting(session):
+            session.leave()
+        _session.end(session)
 
     def settle(self) -> None:
         """With `device_verdict`: waits on the host until every step of this module is decided.

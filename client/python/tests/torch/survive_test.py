@@ -600,3 +600,55 @@ def test_a_rank_that_leaves_early_is_told_and_named(daemon):
             "layout 'ddp0'",
             told,
         ), told
+
+
+def leaves_on_the_way_of_an_exception(policy):
+    """What leave() and finish() raise in `finally` blocks, and how many steps became void."""
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    session = gradsync.torch.init(on_rank_loss=policy)
+    module = nn.Linear(3, 2)
+    training = gradsync.torch.Training(module, torch.optim.SGD(module.parameters(), 0.1))
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    def step():
+        training.position(0, 0)
+        output = training.model(torch.ones(1, 3))
+        module.bias.register_hook(broken)
+        output.sum().backward()
+
+    def told(work, leave):
+        try:
+            try:
+                work()
+            finally:
+                leave()
+        except Exception as error:
+            context = type(error.__context__).__name__
+            return f"{getattr(error, 'reason', '')} {type(error).__name__} {context}: {error}"
+
+    answers = [told(step, training.model.leave)]
+    if not session.ended:
+        answers += [told(broken, session.leave), told(broken, session.finish)]
+        answers.append(session.statistics().steps_void)
+        training.model.leave()
+    return answers
+
+
+def test_an_exception_that_passes_a_leave_is_not_a_clean_leave(daemon):
+    ((*refused, void),) = run_ranks(leaves_on_the_way_of_an_exception, 1, "hold")
+    assert len(refused) == 3 and void == 0
+    for told, call in zip(refused, ("leave", "leave", "finish")):
+        assert re.match(
+            "PROTOCOL_VIOLATION FailedPreconditionError ZeroDivisionError: .*rank 0: "
+            rf"{call}\(\) was called while ZeroDivisionError is handled",
+            told,
+        ), told
+
+
+def test_without_hold_a_rank_may_leave_on_the_way_of_an_exception(daemon):
+    (told,) = run_ranks(leaves_on_the_way_of_an_exception, 1, "abort")
+    assert len(told) == 1 and " ZeroDivisionError " in told[0]
