@@ -61,10 +61,12 @@ def test_25_faults_change_no_bit_and_every_break_is_seen(temporary, tmp_path):
     assert figures["equal_chains"] == figures["trainings"] == 1
     assert all(figures["faults_by_phase"].values())
     assert figures["faults_with_a_reduced_and_a_waiting_bucket"] >= 13
-    assert figures["faults_by_signal"]["SIGSTOP"] >= 1
+    assert figures["faults_by_kind"]["SIGSTOP"] >= 1
+    assert figures["faults_by_kind"]["exception"] == 5
     assert figures["faults_of_rank_0"] >= 1
     assert set(figures["breaks_seen"]) == {"unseeded", "buffers", "late", "dropped"}
     assert figures["death_known_ms"]["n"] >= 13
+    assert figures["closed_after_exception_known_ms"]["n"] >= 4
     assert figures["failures"] == []
     assert "chains equal to the one without faults: 1 of 1" in out
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,10 +1,11 @@
 """A plan has every phase, can be repeated, and can happen."""
 
 import collections
+import dataclasses
 
 import faults
 import pytest
-from faults import PHASES, REDUCED, SOURCE, STOP, Fault, least_faults, plan
+from faults import KILL, PHASES, RAISE, REDUCED, SOURCE, STOP, Fault, least_faults, plan
 
 SEEDS = range(60)
 
@@ -29,8 +30,42 @@ def test_every_training_of_25_kills_rank_0_and_several_at_once_and_stops_one(ran
     for seed in SEEDS:
         (only,) = plan(seed, 25, ranks)
         assert any(fault.rank == 0 for fault in only.faults)
-        assert any(fault.signal == STOP for fault in only.faults)
+        assert any(fault.how == STOP for fault in only.faults)
         assert any(len(fault.together) > 1 for fault in only.faults)
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_one_of_five_faults_is_an_exception(ranks):
+    phases = collections.Counter()
+    for seed in SEEDS:
+        (only,) = plan(seed, 25, ranks)
+        raised = [fault for fault in only.faults if fault.how == RAISE]
+        assert len(raised) == 5
+        phases.update(fault.phase for fault in raised)
+    assert set(phases) == set(PHASES) - {SOURCE}
+
+
+def test_a_plan_can_be_without_stops_and_exceptions():
+    for rounds, kinds in [
+        (plan(1, 60, 4), {KILL, STOP, RAISE}),
+        (plan(1, 60, 4, stops=False), {KILL, RAISE}),
+        (plan(1, 60, 4, stops=False, exceptions=False), {KILL}),
+    ]:
+        assert {fault.how for r in rounds for fault in r.faults} == kinds
+
+
+def test_exceptions_change_how_trainers_die_but_not_where():
+    with_them, without = plan(1, 60, 4), plan(1, 60, 4, exceptions=False)
+    assert with_them != without
+
+    def killed(rounds):
+        return [
+            dataclasses.replace(f, how=KILL if f.how == RAISE else f.how)
+            for r in rounds
+            for f in r.faults
+        ]
+
+    assert killed(with_them) == killed(without)
 
 
 def test_every_planned_fault_can_happen():

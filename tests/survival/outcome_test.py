@@ -3,7 +3,7 @@
 import itertools
 
 from chain import Link
-from faults import COMMITTED, ENDED, FETCH, KILL, MARKED, REDUCED, Fault, Round
+from faults import COMMITTED, ENDED, FETCH, KILL, MARKED, RAISE, REDUCED, Fault, Round
 from outcome import assess
 from report import Report
 
@@ -143,6 +143,12 @@ def test_a_phase_without_a_fault_fails_the_report():
     assert report.failures() == ["no fault happened in the phase 'another phase'"]
 
 
+def test_a_kind_of_death_that_did_not_happen_fails_the_report():
+    report = Report([REDUCED], [KILL, RAISE])
+    report.add("training 1", outcome())
+    assert report.failures() == ["no trainer died by exception"]
+
+
 def test_a_training_that_broke_off_is_the_only_failure():
     report = Report([REDUCED, "another phase"])
     report.fail("training 1: rank 2 ended")
@@ -156,6 +162,7 @@ def test_a_report_counts():
     assert report.failures() == []
     assert figures["equal_chains"] == figures["trainings"] == 1
     assert figures["faults"] == 3
+    assert figures["faults_by_kind"] == {"SIGKILL": 3, "SIGSTOP": 0, "exception": 0}
     assert figures["faults_by_phase"] == {"reduced": 1, "fetch": 1, "committed": 1}
     assert figures["faults_with_a_reduced_and_a_waiting_bucket"] == 2
     assert figures["join_to_completion_beside_own_passes_ms"]["p50"] == 20.0

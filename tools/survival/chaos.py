@@ -51,13 +51,15 @@ Proves that a training in which ranks die learns the same bits as one in which n
 
 It starts a gradsyncd and N trainers. They train a module with dropout, BatchNorm, Adam and a
 scheduler through gradsync.torch.Training. Trainers die by SIGKILL at chosen places of a step. Some
-die at the same moment, some while they get the state of the model, some while they give it. Others
-are stopped instead: the daemon finds them by their lease, and kills them. Each is started again and
-takes its old place. After every step each rank writes down the SHA-256 of the averages and of its
-whole state. This chain must equal that of a training without hold and without faults, link by link.
-A parameter with gradients coded in integers shows which rank's contribution is missing or doubled.
+die at the same moment, some while they get the state of the model, some while they give it. A fifth
+raise an exception instead, which ends their process with status 1. Some are stopped: the daemon
+finds them by their lease, and kills them. Each is started again and takes its old place. After
+every step each rank writes down the SHA-256 of the averages and of its whole state. This chain must
+equal that of a training without hold and without faults, link by link. A parameter with gradients
+coded in integers shows which rank's contribution is missing or doubled.
 
-The same --seed, --faults, --ranks, --phases and --no-stops kill the same ranks at the same places.
+The same --seed, --faults, --ranks, --phases, --no-stops and --no-exceptions end the same ranks at
+the same places in the same way.
 """
 _EPILOG = f"""\
 Phases, with the place where a trainer dies:
@@ -71,7 +73,7 @@ Phases, with the place where a trainer dies:
   load       a replacement, when the state has come
   confirm    a replacement, while it compares its state with the others'
   copy       a replacement, after it has marked a bucket that was reduced before
-  source     a rank, while it sends its state to a replacement
+  source     a rank, while it sends its state to a replacement; never by an exception
   leave      at the end: every other rank waits in leave(), and it has not called leave() yet
 
 Breaks, for --break:
@@ -86,9 +88,9 @@ Examples:
   tools/chaos --phases fetch,source --faults 8
   tools/chaos --controls                       25 faults, then the four breaks: each must be seen
 
-One training has at most {FAULTS_PER_ROUND} faults. Exit status: 0 the chains are equal and every
-phase had a fault; 1 they differ (the first difference and the fault before it are named), or
-something failed; 2 wrong usage, or gradsync is not built; 130 interrupted.
+One training has at most {FAULTS_PER_ROUND} faults. Exit status: 0 the chains are equal, and every
+phase and every planned kind of death had a fault; 1 they differ (the first difference and the fault
+before it are named), or something failed; 2 wrong usage, or gradsync is not built; 130 interrupted.
 """
 
 
@@ -137,7 +139,8 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         metavar="LIST",
         help="of phases (below), as fetch,source; default: all",
     )
-    add("--no-stops", action="store_true", help="no rank is stopped: SIGKILL alone")
+    add("--no-stops", action="store_true", help="no rank is stopped")
+    add("--no-exceptions", action="store_true", help="no rank raises an exception")
     add(
         "--controls",
         action="store_true",
@@ -184,9 +187,7 @@ class Chaos:
         self._launcher = launcher
         self._rounds: list[Round] = []
         if given.faults:
-            self._rounds = plan(
-                given.seed, given.faults, given.ranks, given.phases, not given.no_stops
-            )
+            self._rounds = _plan(given)
         control = _control_round()
         steps = _whole_epochs(max([control.steps, *(r.steps for r in self._rounds)]))
         # All have the same length, so that one training without faults is enough.
@@ -198,7 +199,8 @@ class Chaos:
         self._socket = ""
         self._daemon_log = pathlib.Path()
         self._folder = pathlib.Path()
-        self.report = Report(given.phases, quotas=bool(given.faults))
+        kinds = sorted({fault.how for planned in self._rounds for fault in planned.faults})
+        self.report = Report(given.phases, kinds, quotas=bool(given.faults))
         self._progress = ProgressLine()
 
     def run(self) -> None:
@@ -300,6 +302,17 @@ class Chaos:
             self.report.see(broken, str(outcome.difference))
 
 
+def _plan(given: argparse.Namespace) -> list[Round]:
+    return plan(
+        given.seed,
+        given.faults,
+        given.ranks,
+        given.phases,
+        not given.no_stops,
+        not given.no_exceptions,
+    )
+
+
 def _control_round() -> Round:
     """A death of rank 0, whose buffers are everybody's, with a reduced bucket.
 
@@ -325,9 +338,7 @@ def main(words: Sequence[str]) -> int:
     given = _arguments(words)
     sys.stdout.reconfigure(line_buffering=True)
     if given.plan:
-        for planned in plan(
-            given.seed, given.faults, given.ranks, given.phases, not given.no_stops
-        ):
+        for planned in _plan(given):
             print(f"training {planned.number + 1}, {planned.steps} steps")
             for fault in planned.faults:
                 print(f"  {fault}")

@@ -50,8 +50,12 @@ _NEEDS_WAITER = (MARKED, ENDED)
 # Ranks can be there at the same time.
 _TOGETHER = (BEFORE, REDUCED, ENDED)
 
+# How it dies.
 KILL = "SIGKILL"
 STOP = "SIGSTOP"
+RAISE = "exception"
+# One of so many faults is by an exception.
+_RAISE_EVERY = 5
 
 # The ranks' buckets are final, and a step is complete: from here on losses are held.
 FIRST_STEP = 4
@@ -69,7 +73,8 @@ class Fault:
       rank: who dies; None: the rank that heals another one.
       step: from which on it dies; as soon as it can, which is mostly this step.
       phase: one of PHASES.
-      signal: KILL, or STOP: the daemon kills the trainer when its lease is over.
+      how: KILL; STOP: the daemon kills the trainer when its lease is over; RAISE: it raises an
+        exception, which ends its process.
       after: number of the fault that comes before it in the same step; None: none does.
       waiter: rank that waits for this death at a place of its own; None: none has to.
       together: numbers of the faults at the same moment, with this one; empty: it is alone.
@@ -79,7 +84,7 @@ class Fault:
     rank: Optional[int]
     step: int
     phase: str
-    signal: str = KILL
+    how: str = KILL
     after: Optional[int] = None
     waiter: Optional[int] = None
     together: tuple[int, ...] = ()
@@ -96,7 +101,7 @@ class Fault:
     def __str__(self) -> str:
         """For people."""
         who = "the source" if self.rank is None else f"rank {self.rank}"
-        return f"fault {self.number}: {who}, step {self.step}, {self.phase}, {self.signal}"
+        return f"fault {self.number}: {who}, step {self.step}, {self.phase}, {self.how}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +120,12 @@ class Round:
 
 
 def plan(
-    seed: int, faults: int, ranks: int, phases: Sequence[str] = PHASES, stops: bool = True
+    seed: int,
+    faults: int,
+    ranks: int,
+    phases: Sequence[str] = PHASES,
+    stops: bool = True,
+    exceptions: bool = True,
 ) -> list[Round]:
     """Divides faults among trainings of equal length.
 
@@ -128,15 +138,22 @@ def plan(
       phases: that may happen. What leads to one of them happens too: a rank is lost before its
         replacement dies.
       stops: whether some trainers are stopped instead of killed.
+      exceptions: whether some trainers raise an exception instead.
     """
-    random_numbers = random.Random(f"{seed} {faults} {ranks} {sorted(phases)} {stops}")
+    choices = f"{seed} {faults} {ranks} {sorted(phases)} {stops}"
+    random_numbers = random.Random(choices)
+    # Of its own: exceptions change how trainers die, but not where.
+    of_exceptions = random.Random(f"{choices} exceptions")
     counts = [len(part) for part in _parts(faults)]
     drafts: list[list[_Scene]] = []
     for count in counts:
         had = Counter(death[0] for draft in drafts for scene in draft for death in scene)
         # First what the trainings before had least of.
         ordered = sorted((p for p in PHASES if p in phases), key=lambda p: had[p])
-        drafts.append(_draft(random_numbers, count, ranks, ordered, stops))
+        draft = _draft(random_numbers, count, ranks, ordered, stops)
+        if exceptions:
+            _raise_some(of_exceptions, draft, count // _RAISE_EVERY)
+        drafts.append(draft)
     steps = FIRST_STEP + max(len(draft) for draft in drafts) - 1 + SPARE_STEPS
     return [
         Round(number, steps, _numbered(random_numbers, draft, ranks, steps))
@@ -155,7 +172,7 @@ def _parts(faults: int) -> list[range]:
     return [range(start, end) for start, end in zip(cuts, cuts[1:])]
 
 
-# A scene is what happens in one step: a list of (phase, signal, whether at the moment of the one
+# A scene is what happens in one step: a list of (phase, how, whether at the moment of the one
 # before).
 _Scene = list[tuple[str, str, bool]]
 
@@ -218,6 +235,20 @@ def _draft(
     return [scene for scene in scenes if scene[0][0] != LEAVE] + leaving
 
 
+def _raise_some(random_numbers: random.Random, draft: Sequence[_Scene], count: int) -> None:
+    """Lets `count` of the trainers that would be killed raise an exception instead."""
+    places = [
+        (scene, place)
+        for scene in draft
+        for place, (phase, how, _) in enumerate(scene)
+        # A source's wait raises only when its state is read no more: never in mid-transfer.
+        if how == KILL and phase != SOURCE
+    ]
+    for scene, place in random_numbers.sample(places, min(count, len(places))):
+        phase, _, joint = scene[place]
+        scene[place] = phase, RAISE, joint
+
+
 def _numbered(
     random_numbers: random.Random, draft: Sequence[_Scene], ranks: int, steps: int
 ) -> tuple[Fault, ...]:
@@ -233,7 +264,7 @@ def _numbered(
         first = len(faults)
         group = tuple(first + i for i, (_, _, joint) in enumerate(scene) if joint or i == 0)
         dead = order[: len(group)]
-        for place, (phase, signal, joint) in enumerate(scene):
+        for place, (phase, how, joint) in enumerate(scene):
             number = first + place
             rank: Optional[int] = order[place] if joint else order[0]
             waiter = order[-1] if phase in _NEEDS_WAITER else None
@@ -244,7 +275,7 @@ def _numbered(
                     rank=None if phase == SOURCE else rank,
                     step=step,
                     phase=phase,
-                    signal=signal,
+                    how=how,
                     after=None if joint or place == 0 else number - 1,
                     waiter=waiter,
                     together=group if len(group) > 1 and number in group else (),

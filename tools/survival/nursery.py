@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import dataclasses
@@ -14,8 +15,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Optional
+
+from faults import RAISE
 
 _PR_SET_PDEATHSIG = 1
 _LINES_SHOWN = 30
@@ -48,8 +51,8 @@ class Nursery:
       train: is called in the process of each rank.
       environments: of each rank.
       folder: for what the ranks print: rank-0.log, ...
-      deaths: how many deaths of a rank are planned so far. If it dies more often, or ends with an
-        error, the training has failed.
+      deaths: how a rank should have died so far, each time, in the words of the plan. If it dies
+        otherwise or more often, the training has failed.
       activity: changes while something happens.
     """
 
@@ -58,7 +61,7 @@ class Nursery:
         train: Callable[[], None],
         environments: list[Mapping[str, str]],
         folder: pathlib.Path,
-        deaths: Callable[[int], int],
+        deaths: Callable[[int], Sequence[str]],
         activity: Callable[[], object],
     ) -> None:
         self._train = train
@@ -111,8 +114,9 @@ class Nursery:
             rank.done = True
             return
         rank.restarts += 1
-        # After SIGSTOP too: the daemon kills the process.
-        if code == -signal.SIGKILL and self._deaths(rank.number) >= rank.restarts:
+        planned = self._deaths(rank.number)[rank.restarts - 1 : rank.restarts]
+        # After SIGSTOP too the daemon kills the process.
+        if planned and code == (1 if planned[0] == RAISE else -signal.SIGKILL):
             self._start(rank)
             return
         how = f"exit status {code}" if code > 0 else signal.Signals(-code).name
@@ -137,6 +141,7 @@ class Nursery:
         try:
             # The collector would look at all that was imported, and so copy its pages.
             gc.freeze()
+            atexit._clear()  # the functions of the tool
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
@@ -152,9 +157,12 @@ class Nursery:
             self._train()
             status = 0
         except BaseException:
+            # As Python does with an exception that nobody catches.
+            sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
             traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
+                atexit._run_exitfuncs()
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status)

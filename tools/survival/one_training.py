@@ -156,8 +156,8 @@ class OneTraining:
                 found.append({**line, "unix_ns": int(at.timestamp() * 1e6) * 1000})
         return found
 
-    def _deaths(self, rank: int) -> int:
-        return sum(line["rank"] == rank for line in self._log.of("dies"))
+    def _deaths(self, rank: int) -> list[str]:
+        return [line["how"] for line in self._log.of("dies") if line["rank"] == rank]
 
     def _activity(self) -> tuple[int, ...]:
         """Changes when a rank writes anything."""

@@ -26,7 +26,8 @@ class Death:
       pid: likewise.
       step: in which.
       reduced: buckets of the step that were reduced before; at least one was not.
-      known_ms: from the signal until the daemon knew it; None: its log does not say.
+      known_ms: from the signal or exception until the daemon knew that connection or process had
+        ended; None: its log does not say.
       back_in: step in which its replacement began; None: there was none, or it died before.
     """
 

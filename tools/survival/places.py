@@ -29,6 +29,7 @@ from faults import (
     LEAVE,
     LOAD,
     MARKED,
+    RAISE,
     REDUCED,
     SOURCE,
     STOP,
@@ -45,12 +46,19 @@ _SENT_S = 0.05
 # A source reads for its digests and to send, in turn: at the second stop it does the other one, or
 # has read half of the block.
 _TOUCHES_BEFORE = 1
+# Tells the main thread to raise an exception, as Ctrl-C does.
+_BREAK = signal.SIGUSR2
+_BREAK_AGAIN_S = 0.01
 # The bucket whose marking and reduction the phases are about: the one that is ready first.
 _BUCKET = 0
 
 
+class Broken(Exception):
+    """What a trainer raises that dies by an exception; the text says which fault it is."""
+
+
 class Places:
-    """Kills this process where the plan says so. One for each process, made before it joins.
+    """Ends this process where the plan says so. One for each process, made before it joins.
 
     Its calls come from the thread that trains, and from a thread of the library that reads the
     state.
@@ -77,6 +85,9 @@ class Places:
         self._heals = False  # between fetch_state and the end of confirm_state
         self._pages: Optional[GuardedPages] = None
         self._touches = 0  # of the pages, in one reading
+        self._broken_by: Optional[Fault] = None
+        self._raised = threading.Event()
+        signal.signal(_BREAK, self._on_break)
         self.step = 0
         self.ended_at = 0.0
         self.transfer_s = 0.0
@@ -305,7 +316,7 @@ class Places:
         """Whether the fault has happened: its process has ended, or is stopped."""
         for line in self._log.of(DIES):
             if line["fault"] == fault.number:
-                return fault.signal == STOP or _has_ended(line["pid"])
+                return fault.how == STOP or _has_ended(line["pid"])
         return False
 
     def _die(self, fault: Fault, step: int, reduced: int, **facts: Any) -> None:
@@ -318,15 +329,36 @@ class Places:
             rank=self._rank,
             step=step,
             phase=fault.phase,
-            signal=fault.signal,
+            how=fault.how,
             reduced=reduced,
             marks=self._marks,
             **facts,
         )
-        os.kill(os.getpid(), signal.SIGKILL if fault.signal == KILL else signal.SIGSTOP)
-        assert fault.signal == STOP
+        if fault.how == RAISE:
+            return self._break(fault)
+        os.kill(os.getpid(), signal.SIGKILL if fault.how == KILL else signal.SIGSTOP)
+        assert fault.how == STOP
         while True:  # somebody has continued it: the daemon's SIGKILL comes
             signal.pause()
+
+    def _break(self, fault: Fault) -> None:
+        """Raises an exception on the main thread, which trains.
+
+        Another thread comes back as soon as that has happened.
+        """
+        if threading.current_thread() is threading.main_thread():
+            raise Broken(str(fault))
+        self._broken_by = fault
+        deadline = time.monotonic() + _PATIENCE_S
+        # A signal that comes just before the main thread blocks does not wake it.
+        while not self._raised.is_set() and time.monotonic() < deadline:
+            signal.pthread_kill(threading.main_thread().ident, _BREAK)
+            self._raised.wait(_BREAK_AGAIN_S)
+
+    def _on_break(self, *_: object) -> None:
+        if not self._raised.is_set():
+            self._raised.set()
+            raise Broken(str(self._broken_by))
 
     def _have_arrived(self, fault: Fault) -> bool:
         arrived = {line["fault"] for line in self._log.of(ARRIVED)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
-from faults import NAMES, PHASES
+from faults import KILL, NAMES, PHASES, RAISE, STOP
 from outcome import Death, Outcome, Return
 from quantile import quantile
 
@@ -20,11 +20,18 @@ class Report:
 
     Args:
       phases: each of which must have had a fault.
+      kinds: of deaths, each of which must have happened.
       quotas: whether to check that, and that half of the faults had a reduced bucket.
     """
 
-    def __init__(self, phases: Sequence[str] = PHASES, quotas: bool = True) -> None:
+    def __init__(
+        self,
+        phases: Sequence[str] = PHASES,
+        kinds: Sequence[str] = (KILL,),
+        quotas: bool = True,
+    ) -> None:
         self._phases = phases
+        self._kinds = kinds
         self._quotas = quotas
         self.trainings = 0
         self._equal = 0
@@ -65,6 +72,9 @@ class Report:
         for phase in self._phases:
             if not self._in(phase):
                 failures.append(f"no fault happened in the phase '{phase}'")
+        for kind in self._kinds:
+            if not self._by(kind):
+                failures.append(f"no trainer died by {kind}")
         if self._deaths and 2 * self._with_reduced() < len(self._deaths):
             failures.append(
                 f"only {self._with_reduced()} of {len(self._deaths)} faults had a reduced bucket "
@@ -80,13 +90,11 @@ class Report:
             "faults": len(self._deaths),
             "faults_by_phase": {_NAME_OF[phase]: self._in(phase) for phase in self._phases},
             "faults_with_a_reduced_and_a_waiting_bucket": self._with_reduced(),
-            "faults_by_signal": {
-                name: sum(d.fault.signal == name for d in self._deaths)
-                for name in ("SIGKILL", "SIGSTOP")
-            },
+            "faults_by_kind": {kind: self._by(kind) for kind in (KILL, STOP, RAISE)},
             "faults_of_rank_0": sum(d.rank == 0 for d in self._deaths),
             "faults_at_one_moment": sum(len(d.fault.together) > 1 for d in self._deaths),
-            "death_known_ms": _quantiles(self._known()),
+            "death_known_ms": _quantiles(self._known(KILL)),
+            "closed_after_exception_known_ms": _quantiles(self._known(RAISE)),
             "join_to_completion_beside_own_passes_ms": _quantiles(
                 [r.beside_ms for r in self._returns]
             ),
@@ -105,10 +113,12 @@ class Report:
             f"  {'with a reduced and a waiting bucket':36} {self._with_reduced():6}",
             f"  {'of rank 0':36} {figures['faults_of_rank_0']:6}",
             f"  {'of several ranks at one moment':36} {figures['faults_at_one_moment']:6}",
-            f"  {'by SIGSTOP':36} {figures['faults_by_signal']['SIGSTOP']:6}",
+            f"  {'by SIGSTOP':36} {self._by(STOP):6}",
+            f"  {'by an exception':36} {self._by(RAISE):6}",
             "",
             f"{'milliseconds':38}    p50      p99      max      n",
-            _row("death known (SIGKILL)", self._known()),
+            _row("death known (SIGKILL)", self._known(KILL)),
+            _row("closed connection known (exception)", self._known(RAISE)),
             _row("Join to completion, beside own passes", [r.beside_ms for r in self._returns]),
             _row("of that, the state's transfer", [r.transfer_ms for r in self._returns]),
             "",
@@ -123,11 +133,14 @@ class Report:
     def _with_reduced(self) -> int:
         return sum(death.reduced > 0 for death in self._deaths)
 
-    def _known(self) -> list[float]:
+    def _by(self, kind: str) -> int:
+        return sum(death.fault.how == kind for death in self._deaths)
+
+    def _known(self, kind: str) -> list[float]:
         return [
             death.known_ms
             for death in self._deaths
-            if death.known_ms is not None and death.fault.signal == "SIGKILL"
+            if death.known_ms is not None and death.fault.how == kind
         ]
 
 
