@@ -33,6 +33,7 @@ def check_wrapping(
     module: torch.nn.Module,
     ignored: Collection[str],
     sync_buffers: bool,
+    device_verdict: bool,
 ) -> None:
     """Checks that a replacement could get all that `module` has.
 
@@ -49,13 +50,19 @@ def check_wrapping(
         raise refusal(
             session,
             "a session has one wrapped module, and this one has one already",
-            "wrap one module that holds both, once, or give each a session of its own by session=",
+            "wrap one module that holds both, once",
         )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise refusal(
             session,
             "a process group cannot be used, because a replacement could not join it",
             "leave out init_process_group, or use on_rank_loss='abort'",
+        )
+    if device_verdict:
+        raise refusal(
+            session,
+            "the host must know each step's verdict, and device_verdict leaves it on the GPU",
+            "leave out device_verdict",
         )
     for name, parameter in module.named_parameters():
         if parameter.device.type != "cpu":

@@ -13,6 +13,7 @@ from gradsync.torch._device_verdicts import FollowedStep
 from gradsync.torch._divisor import divide_by
 from gradsync.torch._first_steps import FirstSteps
 from gradsync.torch._parameter_hooks import ParameterHooks
+from gradsync.torch._positions import Positions
 from gradsync.torch._state import ModuleState
 from gradsync.torch._step import Step
 from gradsync.torch._verdicts import Verdicts, is_silence
@@ -31,6 +32,7 @@ class Outcomes:
       hooks: the users', which run on averages.
       broadcast_buffers: see below.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
+      positions: of the steps, where lost ranks are replaced; else None.
       buffer_bucket: of the layout, for the buffers; None: they are broadcast.
 
     Attributes:
@@ -50,6 +52,7 @@ class Outcomes:
         *,
         broadcast_buffers: bool,
         device_verdict: bool,
+        positions: Positions | None = None,
         buffer_bucket: BufferBucket | None = None,
     ) -> None:
         self.step: Step | None = None
@@ -61,6 +64,7 @@ class Outcomes:
         self._hooks = hooks
         self.broadcast_buffers = broadcast_buffers
         self._device_verdict = device_verdict
+        self._positions = positions
         self._buffer_bucket = buffer_bucket
 
     # ---- Verdicts that are on the device
@@ -166,6 +170,8 @@ class Outcomes:
         observed = self._first_steps.learn(step)
         self.step = None
         self._take_buffers(result.live_ranks)
+        if self._positions is not None:
+            self._positions.step_is_complete()
         self.verdicts.times.add(step.times())
         self._hooks.run(result.used)
         self._first_steps.rebuild(observed, result.live_ranks)
@@ -288,6 +294,8 @@ class Outcomes:
         for slot in self._buckets.slots:
             slot.parameter.grad = None
             slot.accumulated = False
+        if self._positions is not None:
+            self._positions.take_back()
 
     # ---- At the end of uneven inputs
 

@@ -63,6 +63,7 @@ class Positions:
         self._buffers: dict[str, torch.Tensor] = {}
         self._extra_states: dict[str, Any] = {}
         self._gradients: dict[str, torch.Tensor] | None = None
+        self._complete = True  # the step of the current position; before the first, too
         # In a replacement, before its first position: whether the survivors' training was over.
         self._restored: bool | None = None
 
@@ -85,6 +86,7 @@ class Positions:
           TypeError: a part of the state cannot travel to a replacement; names it.
         """
         assert self._frozen is not None
+        self.take_back()
         self._frozen.record()
         self._buffers = {name: b.detach().clone() for name, b in self._read_buffers().items()}
         self._extra_states = self._extra.copy()
@@ -92,6 +94,7 @@ class Positions:
         self.current = position
         self._restored = None
         self._open = True
+        self._complete = False
 
     def before_forward(self, trains: bool) -> None:
         """A forward pass with gradients begins, of a module that trains or evaluates.
@@ -138,6 +141,24 @@ class Positions:
             f"'{changed}' has changed between position() and the first gradient of the step",
             "change optimizer, scheduler and parameters after backward()",
         )
+
+    def step_is_complete(self) -> None:
+        """What the forward passes since begin() have changed stays."""
+        self._complete = True
+
+    def take_back(self) -> None:
+        """Gives buffers and extra states the values that they had at begin(), if the step is void.
+
+        Each rank's forward passes have changed them in another way. A complete step gives all ranks
+        the same buffers; a void one, or one that this rank has not begun, does not.
+        """
+        if self._complete:
+            return
+        with torch.no_grad():
+            for name, buffer in self._read_buffers().items():
+                buffer.copy_(self._buffers[name])
+        self._extra.load(self._extra_states)
+        self._extra_states = self._extra.copy()  # the module may change what it has loaded
 
     def state(self, running: bool) -> dict[str, Any]:
         """What a replacement begins with, besides the shared state.

@@ -12,7 +12,7 @@ import torch
 
 import gradsync
 from gradsync import _interruptible
-from gradsync.torch import _autograd, _endings, _outputs
+from gradsync.torch import _autograd, _endings, _hold, _outputs
 from gradsync.torch._buckets import Buckets
 from gradsync.torch._buffer_bucket import BufferBucket
 from gradsync.torch._first_steps import FirstSteps
@@ -33,6 +33,9 @@ _orders = itertools.count()
 _siblings: weakref.WeakKeyDictionary[gradsync.Session, weakref.WeakSet[Synchronizer]] = (
     weakref.WeakKeyDictionary()
 )
+
+# Those of jobs that replace lost ranks.
+_held: weakref.WeakSet[Synchronizer] = weakref.WeakSet()
 
 
 class Synchronizer:
@@ -100,10 +103,13 @@ class Synchronizer:
             self._parameter_hooks,
             broadcast_buffers=broadcast_buffers,
             device_verdict=device_verdict,
+            positions=positions,
             buffer_bucket=buffer_bucket,
         )
         self.results = Results(buckets, self.outcomes)
         _siblings.setdefault(self.session, weakref.WeakSet()).add(self)
+        if positions is not None:
+            _held.add(self)
         # The module may be wrapped again.
         weakref.finalize(self, remove, [slot.handle for slot in buckets.slots]).atexit = False
 
@@ -255,6 +261,7 @@ class Synchronizer:
                 "add what you make of it to the loss, and call backward() without create_graph"
             )
         self._check_thread()
+        self._check_alone(backward)
         if self.positions is not None:
             self.positions.before_step()
         self._parameter_hooks.look()
@@ -288,6 +295,20 @@ class Synchronizer:
                     "once, but in one session, whose ranks must run their steps in one order; "
                     "train them in one thread, or wrap each with session= of its own: "
                     "gradsync.Session.join() with another job_id"
+                )
+
+    def _check_alone(self, backward: int | None) -> None:
+        """Raises: UnimplementedError: LOSS_POLICY: another module takes a step in this pass."""
+        for other in list(_held):
+            step = other.outcomes.step
+            if other is self or self.positions is None or step is None:
+                continue
+            if step.backward == backward:
+                raise _hold.refusal(
+                    self.session,
+                    f"modules '{other.name}' and '{self.name}' cannot train in one backward pass, "
+                    "because a replacement could not redo the step of one without the other's",
+                    "wrap one module that holds both",
                 )
 
     def on_gradient(self, slot: Slot) -> None:

@@ -51,17 +51,19 @@ def wrap(
         if parameter.requires_grad and parameter_name not in ignored
     ]
     hand_off = hand_off_of(slots[0].parameter.device)
-    if options.device_verdict:
-        buffers = [
-            n for n, _ in module.named_buffers() if options.sync_buffers and n not in ignored
-        ]
-        _checks.check_device_verdict(slots[0].parameter.device, buffers)
     replaced = _live.claim(module, slots, session, name)
     if session is None:
         session = _session.default_session()
     held = _hold.is_held(session)
     if held:
-        _hold.check_wrapping(session, module, ignored, options.sync_buffers)
+        _hold.check_wrapping(
+            session, module, ignored, options.sync_buffers, options.device_verdict
+        )
+    if options.device_verdict:
+        buffers = [
+            n for n, _ in module.named_buffers() if options.sync_buffers and n not in ignored
+        ]
+        _checks.check_device_verdict(slots[0].parameter.device, buffers)
     if name is None:
         name = _session.unique_name(session, "ddp")
     state = ModuleState(module, ignored, session, name)

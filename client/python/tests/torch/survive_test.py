@@ -368,6 +368,52 @@ def test_ranks_that_differ_are_told_where(daemon):
         assert re.match("RANKS_DIVERGED: .*optimizer/state/0/exp_avg", told), told
 
 
+def void_step():
+    """Rank 1 fails in a backward pass, then in a forward pass.
+
+    Returns:
+      The running mean before and after.
+    """
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    gradsync.torch.init(on_rank_loss="hold")
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), Counting(), nn.Linear(4, 2))
+    model = gradsync.torch.DistributedDataParallel(module)
+    training = gradsync.torch.Training(model, torch.optim.SGD(module.parameters(), 0.1))
+
+    def step(batch):
+        training.position(0, batch)
+        model(torch.randn(8, 3)).sum().backward()
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    for batch in range(3):
+        step(batch)
+    before = module[1].running_mean.tolist()
+    if os.environ["RANK"] == "1":
+        # The other rank learns of it when the next forward pass begins.
+        for register in (module[0].weight.register_hook, module[3].register_forward_pre_hook):
+            handle = register(broken)
+            with pytest.raises(ZeroDivisionError):
+                step(3)
+            handle.remove()
+    else:
+        with pytest.raises(gradsync.AbortedError):
+            step(3)
+    training.position(0, 3)
+    training.check_in_sync()
+    after = module[1].running_mean.tolist()
+    model.leave()
+    return before, after
+
+
+def test_a_void_step_changes_no_buffer(daemon):
+    for before, after in run_ranks(void_step, 2):
+        assert before == after
+
+
 # ---- What is refused
 
 
@@ -375,7 +421,7 @@ def refusals():
     """{case: the error of each}."""
     import gradsync.torch
     from gradsync.torch import DistributedDataParallel as Wrapper
-    from gradsync.torch import Training
+    from gradsync.torch import Training, _hold
 
     torch.set_num_threads(1)
     jobs = iter(range(100))
@@ -432,6 +478,16 @@ def refusals():
 
     def device_verdict():
         Wrapper(module(), session=join(), device_verdict=True)
+
+    def a_parameter_elsewhere():  # asked directly: no GPU is needed
+        _hold.check_wrapping(join(), nn.Linear(3, 2, device="meta"), (), True, False)
+
+    def two_modules_in_one_pass():
+        first, second = training(), training()
+        first.position(0, 0)
+        second.position(0, 0)
+        both = first.model(torch.randn(4, 3)) + second.model(torch.randn(4, 3))
+        both.sum().backward()
 
     def no_training():
         step(Wrapper(module(), session=join()))
@@ -526,7 +582,9 @@ CASES = {
     "an_optimizer_in_the_backward_pass": "LOSS_POLICY: .*'0.weight'",
     "an_extra_state_that_cannot_travel": "LOSS_POLICY: .*'1._extra_state/inside' is a object",
     "an_extra_state_that_cannot_be_loaded": "LOSS_POLICY: .*UnloadableExtra of '1._extra_state'",
-    "device_verdict": "ValueError: .*device_verdict needs a module on a GPU",
+    "device_verdict": "LOSS_POLICY: .*the host must know each step's verdict",
+    "a_parameter_elsewhere": "LOSS_POLICY: .*parameter 'weight' is on meta",
+    "two_modules_in_one_pass": "LOSS_POLICY: .*cannot train in one backward pass",
     "no_training": "LOSS_POLICY: .*gradsync.torch.Training",
     "no_position": "PROTOCOL_VIOLATION: .*no position was given",
     "one_position_for_two_steps": "PROTOCOL_VIOLATION: .*no position was given",
