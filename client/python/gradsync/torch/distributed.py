@@ -258,7 +258,7 @@ class DistributedDataParallel(PyTorchDdp):
 
         Raises:
           gradsync.DeadlineExceededError: names the ranks that did not finish in time.
-          gradsync.Error: a rank was lost.
+          gradsync.AbortedError: RANK_LOST: a rank was lost while this one waited or trained.
         """
         return join(
             [self],
