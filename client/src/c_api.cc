@@ -448,6 +448,14 @@ gradsync_error_t* gradsync_pause_state(gradsync_session_t* session) {
   return Call([&] { return session->session->PauseState(); });
 }
 
+uint64_t gradsync_state_pauses(const gradsync_session_t* session) {
+  return session->session->StatePauses();
+}
+
+void gradsync_call_began(gradsync_session_t* session, uint64_t pauses) {
+  session->session->CallBegan(pauses);
+}
+
 gradsync_error_t* gradsync_get_current_layouts(const gradsync_session_t* session,
                                                gradsync_current_layouts_t** layouts) {
   return Call([&]() -> absl::Status {

@@ -55,6 +55,12 @@ class ConnectedSession final : public Session {
     connection_->state_reader().Interrupt();
     return absl::OkStatus();
   }
+  std::uint64_t StatePauses() const override {
+    return InForkedChild() ? 0 : connection_->state_reader().interruptions();
+  }
+  void CallBegan(std::uint64_t pauses) override {
+    if (!InForkedChild()) connection_->state_reader().CallBegan(pauses);
+  }
   std::vector<CurrentLayout> CurrentLayouts() const override {
     return connection_->current_layouts();
   }

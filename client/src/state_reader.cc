@@ -26,6 +26,13 @@ namespace {
 // How long a wait that ends waits for a TrainerState that does not return.
 constexpr absl::Duration kSourcePatience = absl::Seconds(10);
 
+// The trainer's call that this thread makes, and when the trainer began it.
+struct CallOfTrainer {
+  const void* reader = nullptr;
+  std::uint64_t interruptions = 0;
+};
+thread_local CallOfTrainer call_of_trainer;
+
 }  // namespace
 
 // Shared by the StateReader and its thread.
@@ -58,7 +65,7 @@ class StateReader::Impl {
   Pin BeginOwn() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     ++own_readings_;
-    return ++last_pin_;
+    return CallWasLeft() ? 0 : ++last_pin_;
   }
   void EndOwn() ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -67,6 +74,11 @@ class StateReader::Impl {
   bool Interrupted(Pin pin) const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     return stopped_ || pin <= interrupted_;
+  }
+
+  std::uint64_t interruptions() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    return interruptions_;
   }
 
   void Ask(std::uint64_t transfer, bool offer) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -102,6 +114,10 @@ class StateReader::Impl {
   };
   enum class Task { kStop, kOffer, kCopy, kHash, kDigest };
 
+  // The trainer has left the call that this thread makes.
+  bool CallWasLeft() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return call_of_trainer.reader == this && call_of_trainer.interruptions != interruptions_;
+  }
   bool HasWork() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return stopped_ ||
            (frozen_ && source_ != nullptr && question_.has_value() && !question_->answered);
@@ -149,6 +165,7 @@ class StateReader::Impl {
   std::size_t pins_ ABSL_GUARDED_BY(mutex_) = 0;  // waits that last
   // Waits with this pin or an earlier one do not count any more.
   Pin interrupted_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t interruptions_ ABSL_GUARDED_BY(mutex_) = 0;
   // The thread is between the beginning of TrainerState::Read and the end of Done.
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
   std::size_t own_readings_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -363,6 +380,7 @@ void StateReader::Impl::SetSource(std::shared_ptr<TrainerState> source) {
 
 StateReader::Pin StateReader::Impl::Freeze() {
   absl::MutexLock lock(&mutex_);
+  if (CallWasLeft()) return 0;
   frozen_ = true;
   ++pins_;
   return ++last_pin_;
@@ -381,6 +399,7 @@ void StateReader::Impl::Thaw(Pin pin, State state) {
 
 void StateReader::Impl::Interrupt() {
   absl::MutexLock lock(&mutex_);
+  ++interruptions_;
   interrupted_ = last_pin_;
   pins_ = 0;
   frozen_ = false;
@@ -509,6 +528,10 @@ void StateReader::FreezeUntilWait() { impl_->FreezeUntilWait(); }
 StateReader::Pin StateReader::Freeze() { return impl_->Freeze(); }
 void StateReader::Thaw(Pin pin, State state) { impl_->Thaw(pin, state); }
 void StateReader::Interrupt() { impl_->Interrupt(); }
+std::uint64_t StateReader::interruptions() const { return impl_->interruptions(); }
+void StateReader::CallBegan(std::uint64_t interruptions) {
+  call_of_trainer = {impl_.get(), interruptions};
+}
 void StateReader::SendDigests(std::uint64_t transfer) { impl_->Ask(transfer, /*offer=*/false); }
 
 StateReader::OwnReading::OwnReading(StateReader* reader)

@@ -79,6 +79,13 @@ class StateReader {
   // Also waits for every OwnReading.
   void Interrupt();
 
+  // For a thread that makes calls of the trainer, which Interrupt may overtake. How often Interrupt
+  // was called.
+  std::uint64_t interruptions() const;
+  // The trainer began the next calls of this thread when interruptions() returned `interruptions`.
+  // If Interrupt was called since, they pin nothing: the trainer does not wait for them any more.
+  void CallBegan(std::uint64_t interruptions);
+
   // A call of the trainer reads the state on its own thread.
   class OwnReading {
    public:

@@ -362,13 +362,36 @@ TEST_F(StateReaderTest, AfterAnInterruptOnlyANewWaitReads) {
   reader_.Thaw(pin, StateReader::State::kSame);
   std::thread interrupter;
   {
-    StateReader::OwnReading own(&reader_);
+    const StateReader::OwnReading own(&reader_);
     EXPECT_FALSE(own.interrupted());
     std::thread other([&] { reader_.Interrupt(); });
     while (!own.interrupted()) std::this_thread::yield();
     interrupter = std::move(other);
   }
   interrupter.join();
+}
+
+// A helper thread makes the trainer's calls, and the trainer may leave one before it has begun.
+TEST_F(StateReaderTest, ACallThatWasLeftBeforeItBeganPinsNothing) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  Ask(1, false);
+  const std::uint64_t before = reader_.interruptions();
+  reader_.Interrupt();
+  std::thread helper([&] {
+    reader_.CallBegan(before);
+    const auto left = reader_.Freeze();
+    EXPECT_TRUE(StateReader::OwnReading(&reader_).interrupted());
+    reader_.Thaw(left, StateReader::State::kMayChange);
+    // The trainer's next call is not that one.
+    reader_.CallBegan(reader_.interruptions());
+    EXPECT_FALSE(StateReader::OwnReading(&reader_).interrupted());
+    EXPECT_EQ(state->reads, 0);
+    EXPECT_TRUE(outbox_.empty());
+    const auto pin = reader_.Freeze();
+    EXPECT_TRUE(outbox_.Next().has_state_digests());
+    reader_.Thaw(pin, StateReader::State::kSame);
+  });
+  helper.join();
 }
 
 TEST_F(StateReaderTest, AfterTheEndNothingIsRead) {

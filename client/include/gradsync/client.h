@@ -558,6 +558,12 @@ class Session {
   // The next wait lets it go on. For a trainer that must go on although a wait has not returned, as
   // Python does after Ctrl-C.
   virtual absl::Status PauseState() = 0;
+  // For a program whose helper threads make the trainer's calls, and may make one when the trainer
+  // has left it by PauseState. How often PauseState was called. Never blocks.
+  virtual std::uint64_t StatePauses() const = 0;
+  // The trainer began the next calls of this thread when StatePauses() returned `pauses`. If
+  // PauseState was called since, nothing reads the state because of them.
+  virtual void CallBegan(std::uint64_t pauses) = 0;
   // In a replacement: the layouts that the job has now; it registers them. Otherwise: none.
   virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;
   // In a replacement: gets the state of the model from a living rank. `timeout`: until ConfirmState

@@ -490,6 +490,12 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_serve_state(
  * next wait lets it go on. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_pause_state(
     gradsync_session_t* session);
+/* For a program whose helper threads make the trainer's calls, and may make one when the trainer
+ * has left it by gradsync_pause_state(). How often that was called. Never blocks. */
+GRADSYNC_EXPORT uint64_t gradsync_state_pauses(const gradsync_session_t* session);
+/* The trainer began the next calls of this thread when gradsync_state_pauses() returned `pauses`.
+ * If gradsync_pause_state() was called since, nothing reads the state because of them. */
+GRADSYNC_EXPORT void gradsync_call_began(gradsync_session_t* session, uint64_t pauses);
 
 typedef struct gradsync_current_layouts gradsync_current_layouts_t;
 

@@ -143,6 +143,8 @@ class Library:
             "serve_state", _ERROR, [_POINTER, ctypes.POINTER(_structs.StateReaderStruct)]
         )
         self.pause_state = self._blocking("pause_state", _ERROR, [_POINTER])
+        self.state_pauses = self._quick("state_pauses", ctypes.c_uint64, [_POINTER])
+        self.call_began = self._quick("call_began", None, [_POINTER, ctypes.c_uint64])
         self.get_current_layouts = self._quick("get_current_layouts", _ERROR, [_POINTER, out])
         self.current_layouts_count = self._quick(
             "current_layouts_count", ctypes.c_size_t, [_POINTER]

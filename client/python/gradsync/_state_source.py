@@ -177,6 +177,19 @@ def pause(handle: SessionHandle) -> None:
             library.error_destroy(error)
 
 
+def pauses(handle: SessionHandle) -> int:
+    """How often pause() was called. A call that a helper will make begins with this."""
+    with handle.use() as usable:
+        return int(library.state_pauses(handle)) if usable else 0
+
+
+def call_began(handle: SessionHandle, pauses: int) -> None:
+    """In a helper, before its call: if pause() was called since pauses(), the call pins nothing."""
+    with handle.use() as usable:
+        if usable:
+            library.call_began(handle, pauses)
+
+
 def _stop(handle: SessionHandle) -> None:
     if error := library.serve_state(handle, None):
         raise_error(error)

@@ -739,11 +739,13 @@ class Session:
     def _call(self, body: Callable[[_handle.SessionHandle], Any]) -> Any:
         """body(handle), interruptibly."""
         handle = self._handle
+        pauses = _state_source.pauses(handle)
 
         def call() -> Any:
             with handle.use() as usable:
                 if not usable:
                     self._refuse()
+                library.call_began(handle, pauses)
                 return body(handle)
 
         try:

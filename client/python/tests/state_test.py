@@ -13,8 +13,8 @@ import uuid
 import gradsync
 import numpy
 import pytest
-from gradsync import Reason
-from threads import ctrl_c_after, finish_step, job, on_every_rank, options
+from gradsync import Reason, _interruptible
+from threads import ctrl_c_after, finish_step, job, on_another_thread, on_every_rank, options
 
 PATIENCE_S = 60
 
@@ -311,6 +311,24 @@ def test_ctrl_c_ends_the_reading(reading, moment):
     with pytest.raises(gradsync.DeadlineExceededError):
         layout.wait_step(2, 0.5)
     assert state.begun.is_set()
+
+
+def test_a_wait_that_ctrl_c_overtook_reads_nothing(reading, monkeypatch):
+    layout, _, state = reading
+    late = []
+
+    def call(function):
+        """Ctrl-C comes before the helper thread has begun the call."""
+        late.append(function)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_interruptible, "call", call)
+    with pytest.raises(KeyboardInterrupt):
+        layout.wait_step(2, 0.5)
+    state.begun.clear()
+    with pytest.raises(gradsync.DeadlineExceededError):
+        on_another_thread(late[0])
+    assert not state.begun.is_set()
 
 
 def test_an_abandoned_step_ends_the_reading(reading):
