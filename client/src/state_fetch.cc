@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "client/src/connection.h"
@@ -47,6 +48,35 @@ absl::Status StateFetch::Refuse(std::uint64_t transfer, const absl::Status& why)
   request.mutable_state_refused()->set_reason(ValidUtf8(why.message().substr(0, kMaxReasonBytes)));
   connection_.stream().Send(std::move(request));
   return why;
+}
+
+absl::Status StateFetch::NotFetchedInTime() const {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kStateUnavailable,
+                   absl::StrCat("rank ", connection_.options().rank,
+                                ": no rank has given the state of the model in time; "
+                                "FetchState can be repeated"),
+                   connection_.Fields());
+}
+
+absl::Status StateFetch::NotConfirmedInTime(absl::Duration timeout) const {
+  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+                   absl::StrCat("rank ", connection_.options().rank,
+                                ": the other ranks have not confirmed the state within ",
+                                DurationText(timeout), "; call ConfirmState again"),
+                   connection_.Fields());
+}
+
+bool StateFetch::BeginCall(absl::Time deadline) {
+  const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !in_call_; };
+  absl::MutexLock lock(&mutex_);
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&ended), deadline)) return false;
+  in_call_ = true;
+  return true;
+}
+
+void StateFetch::EndCall() {
+  absl::MutexLock lock(&mutex_);
+  in_call_ = false;
 }
 
 // ---- Fetch --------------------------------------------------------------------------------------
@@ -97,19 +127,14 @@ absl::StatusOr<StateFetch::Transfer> StateFetch::AwaitChunk(absl::Time deadline)
                                   "; FetchState can be repeated"),
                      connection_.Fields());
   }
-  if (awaited == Awaited::kTimedOut) {
-    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kStateUnavailable,
-                     absl::StrCat("rank ", connection_.options().rank,
-                                  ": no rank has given the state of the model in time; "
-                                  "FetchState can be repeated"),
-                     connection_.Fields());
-  }
+  if (awaited == Awaited::kTimedOut) return NotFetchedInTime();
   return *transfer_;
 }
 
 absl::StatusOr<StateImage> StateFetch::Fetch(absl::Duration timeout) {
-  absl::MutexLock turn(&turn_);
   const absl::Time deadline = absl::Now() + std::max(timeout, absl::ZeroDuration()) + kGrace;
+  if (!BeginCall(deadline)) return NotFetchedInTime();
+  const absl::Cleanup end_call = [this] { EndCall(); };
   if (auto status = Ask(timeout); !status.ok()) return status;
   StagingMemory& staging = connection_.staging();
   std::shared_ptr<std::byte> memory;
@@ -157,7 +182,7 @@ absl::StatusOr<StateImage> StateFetch::Fetch(absl::Duration timeout) {
 // ---- Confirm ------------------------------------------------------------------------------------
 
 absl::Status StateFetch::Confirm(absl::Duration timeout) {
-  absl::MutexLock turn(&turn_);
+  const absl::Time deadline = absl::Now() + timeout;
   std::uint64_t number = 0;
   const auto interrupted = [this] {
     return MakeError(
@@ -171,7 +196,10 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
   if (!connection_.state_reader().serves()) {
     return OutOfOrder("ConfirmState reads the state that ServeState names; call that first");
   }
-  StatePin pin(&connection_.state_reader());
+  // First of all: a call that was left may wait for a reading that was paused then.
+  const StatePin pin(&connection_.state_reader());
+  if (!BeginCall(deadline)) return NotConfirmedInTime(timeout);
+  const absl::Cleanup end_call = [this] { EndCall(); };
   {
     absl::MutexLock lock(&mutex_);
     if (!end_.ok()) return end_;
@@ -194,7 +222,7 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
   };
   DaemonSilence silence(connection_);
   const Awaited awaited =
-      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), absl::Now() + timeout, &silence);
+      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), deadline, &silence);
   if (!loading_) return absl::OkStatus();
   if (!end_.ok()) return end_;
   if (!failed_.ok()) return std::exchange(failed_, absl::OkStatus());
@@ -205,11 +233,7 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
                                   "; ConfirmState can be repeated"),
                      connection_.Fields());
   }
-  return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
-                   absl::StrCat("rank ", connection_.options().rank,
-                                ": the other ranks have not confirmed the state within ",
-                                DurationText(timeout), "; call ConfirmState again"),
-                   connection_.Fields());
+  return NotConfirmedInTime(timeout);
 }
 
 // ---- The daemon's messages ----------------------------------------------------------------------

@@ -36,8 +36,8 @@ class StateFetch {
  public:
   explicit StateFetch(Connection* connection) : connection_(*connection) {}
 
-  absl::StatusOr<StateImage> Fetch(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
-  absl::Status Confirm(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
+  absl::StatusOr<StateImage> Fetch(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Confirm(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The session replaces a lost one whose state comes from a survivor: it may begin no step until
   // StateAdmitted.
@@ -72,21 +72,24 @@ class StateFetch {
   // Sends StateRefused, which ends the session, and returns `why`.
   absl::Status Refuse(std::uint64_t transfer, const absl::Status& why);
   absl::Status Broken(absl::string_view what) const;
+  absl::Status NotFetchedInTime() const;
+  absl::Status NotConfirmedInTime(absl::Duration timeout) const;
+  // Calls run one after the other. The one before may last, after Ctrl-C, when its caller has left
+  // it. False: it lasts until `deadline`.
+  bool BeginCall(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndCall() ABSL_LOCKS_EXCLUDED(mutex_);
   // Asks the daemon for the state, unless it was asked.
-  absl::Status Ask(absl::Duration timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Ask(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the transfer has a chunk to copy, or has ended. Returns a copy of it.
   absl::StatusOr<Transfer> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Connection& connection_;
 
-  // Held for a whole call.
-  absl::Mutex turn_ ABSL_ACQUIRED_BEFORE(mutex_);
-
   // Written under the lock, and read without it by every call that marks a bucket.
   std::atomic<bool> loading_{false};
 
   absl::Mutex mutex_;
+  bool in_call_ ABSL_GUARDED_BY(mutex_) = false;
   // FetchState is sent, and the daemon has neither failed it nor admitted this rank.
   bool asked_ ABSL_GUARDED_BY(mutex_) = false;
   bool admitted_ ABSL_GUARDED_BY(mutex_) = false;

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <future>
+#include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "client/include/gradsync/client.h"
@@ -43,6 +47,7 @@ v1::SessionOpened Replacement() {
 class Weight final : public TrainerState {
  public:
   absl::StatusOr<std::vector<StateItem>> Read() override {
+    if (on_read) on_read();
     if (!failure.ok()) return failure;
     return std::vector<StateItem>{{"weight", value.data(), value.size()}};
   }
@@ -50,6 +55,7 @@ class Weight final : public TrainerState {
 
   std::string value = "abc";
   absl::Status failure;
+  std::function<void()> on_read;
 };
 
 class StateFetchTest : public testing::Test {
@@ -217,6 +223,44 @@ TEST_F(StateFetchTest, AConfirmationThatTimesOutCanBeRepeated) {
   Admit(1);
   EXPECT_TRUE(confirmed.get().ok());
   EXPECT_TRUE(daemon_.Silent());
+}
+
+// The trainer has left its call by Ctrl-C, and a helper thread still makes it.
+TEST_F(StateFetchTest, AConfirmationThatWasLeftDoesNotStopTheNextOne) {
+  const auto weight = std::make_shared<Weight>();
+  ASSERT_TRUE(session_->ServeState(weight).ok());
+  FetchValue(1, "abc");
+  std::promise<void> reads;
+  std::promise<void> ends;
+  weight->on_read = [&, first = true]() mutable {
+    if (!std::exchange(first, false)) return;
+    reads.set_value();
+    ends.get_future().wait();
+  };
+  auto left = Confirm();
+  reads.get_future().wait();
+  auto pause = std::async(std::launch::async, [this] { return session_->PauseState(); });
+  while (session_->StatePauses() == 0) std::this_thread::yield();
+  ends.set_value();
+  EXPECT_TRUE(pause.get().ok());
+  EXPECT_TRUE(daemon_.Silent());
+  ExpectError(session_->ConfirmState(absl::ZeroDuration()), absl::StatusCode::kDeadlineExceeded,
+              "WAIT_TIMEOUT");
+  auto confirmed = Confirm();
+  EXPECT_EQ(Next().state_digests().transfer(), 1u);
+  Admit(1);
+  EXPECT_TRUE(left.get().ok());
+  EXPECT_TRUE(confirmed.get().ok());
+}
+
+TEST_F(StateFetchTest, AFetchThatWasLeftDoesNotStopTheNextOne) {
+  auto left = Fetch(absl::InfiniteDuration());
+  EXPECT_TRUE(Next().has_fetch_state());
+  ExpectError(session_->FetchState(absl::ZeroDuration()).status(),
+              absl::StatusCode::kDeadlineExceeded, "STATE_UNAVAILABLE");
+  SendImage(1, "abc");
+  EXPECT_TRUE(left.get().ok());
+  FetchValue(2, "abc");
 }
 
 TEST_F(StateFetchTest, TheDaemonsFailureIsReturned) {
