@@ -111,7 +111,7 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
                [this] {
                  const auto self = shared_from_this();
                  Transaction transaction(this);
-                 healing_.Copied(transaction.actions());
+                 healing_.Copied(environment_.clock->NowNs(), transaction.actions());
                  MaybeEnd(transaction.actions());
                }),
       rules_(terms_, members_, layouts_, operations_, collectives_),

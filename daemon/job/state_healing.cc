@@ -41,19 +41,24 @@ std::uint64_t StateTransfer::chunk_bytes() const {
 void StateTransfer::Offer(std::uint64_t bytes, StagingMemory staging, std::uint64_t now_ns) {
   bytes_ = bytes;
   from_ = std::move(staging);
-  heard_ns_ = now_ns;
+  since_ns_ = now_ns;
   phase_ = Phase::kWriting;
 }
 
 void StateTransfer::Written(std::uint64_t now_ns) {
-  heard_ns_ = now_ns;
+  since_ns_ = now_ns;
   phase_ = Phase::kCopying;
+}
+
+void StateTransfer::Copied(std::uint64_t now_ns) {
+  since_ns_ = now_ns;  // the replacement's time for the chunk begins
+  phase_ = Phase::kReading;
 }
 
 void StateTransfer::Read(std::uint64_t now_ns) {
   moved_ += chunk_bytes();
   ++chunk_;
-  heard_ns_ = now_ns;  // the source's time for the next chunk begins
+  since_ns_ = now_ns;  // the source's time for the next chunk begins
   phase_ = moved_ == bytes_ ? Phase::kLoading : Phase::kWriting;
 }
 
@@ -167,10 +172,10 @@ absl::Status StateHealing::Written(std::uint32_t rank, std::uint64_t transfer, s
   return absl::OkStatus();
 }
 
-void StateHealing::Copied(DeferredActions* actions) {
+void StateHealing::Copied(std::uint64_t now_ns, DeferredActions* actions) {
   copying_ = false;
   if (!transfer_.has_value()) return;
-  transfer_->Copied();
+  transfer_->Copied(now_ns);
   members_->Send(transfer_->replacement().rank,
                  StateChunkMessage{transfer_->number(), transfer_->chunk(),
                                    transfer_->chunk_bytes(), /*write=*/false},
@@ -329,8 +334,7 @@ void StateHealing::BeginNext(StandingOf standing_of, std::uint64_t now_ns,
       ++request;
       continue;
     }
-    members_->Send(request->replacement.rank, StateFailedMessage{Unavailable(*request)}, actions);
-    request = requests_.erase(request);
+    request = Fail(request, Unavailable(*request), actions);
   }
 }
 
@@ -374,9 +378,12 @@ void StateHealing::GiveUpSource(std::string why, DeferredActions* actions) {
 
 void StateHealing::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   if (transfer_.has_value() && transfer_->WaitsForSource() &&
-      now_ns >= transfer_->heard_ns() + kSilenceNs) {
+      now_ns >= transfer_->since_ns() + kSilenceNs) {
     GiveUpSource(absl::StrCat("has said nothing for ", DurationText(absl::Nanoseconds(kSilenceNs))),
                  actions);
+  }
+  if (transfer_.has_value() && transfer_->WaitsForReplacement()) {
+    GiveUpSlowReplacement(now_ns, actions);
   }
   if (transfer_.has_value() && transfer_->loaded.has_value()) GiveUpSilent(now_ns, actions);
   for (auto request = requests_.begin(); request != requests_.end();) {
@@ -384,10 +391,24 @@ void StateHealing::Tick(std::uint64_t now_ns, DeferredActions* actions) {
       ++request;
       continue;
     }
-    members_->Send(request->replacement.rank, StateFailedMessage{TimedOut(*request)}, actions);
-    if (transfer_.has_value() && transfer_->replacement() == request->replacement) Cancel(actions);
-    request = requests_.erase(request);
+    request = Fail(request, TimedOut(*request), actions);
   }
+}
+
+void StateHealing::GiveUpSlowReplacement(std::uint64_t now_ns, DeferredActions* actions) {
+  const bool reads = transfer_->phase() == StateTransfer::Phase::kReading;
+  const std::uint64_t patience_ns =
+      reads ? kSilenceNs : kLoadNs + transfer_->bytes() * kHashNsPerByte;
+  if (now_ns < transfer_->since_ns() + patience_ns) return;
+  const auto request = RequestOf(transfer_->replacement());
+  Fail(request, TooSlow(*request, patience_ns), actions);
+}
+
+std::vector<StateHealing::Request>::iterator StateHealing::Fail(
+    std::vector<Request>::iterator request, absl::Status why, DeferredActions* actions) {
+  members_->Send(request->replacement.rank, StateFailedMessage{std::move(why)}, actions);
+  if (transfer_.has_value() && transfer_->replacement() == request->replacement) Cancel(actions);
+  return requests_.erase(request);
 }
 
 void StateHealing::GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions) {
@@ -465,6 +486,20 @@ absl::Status StateHealing::TimedOut(const Request& request) const {
       absl::StrCat("rank ", request.replacement.rank, " of job '", terms_.job_id,
                    "' did not get the state of the model in time: ", absl::StrJoin(whys, "; "),
                    ". Look at those ranks, and fetch again."),
+      {{field::kJob, terms_.job_id}, {field::kRank, request.replacement.rank}});
+}
+
+absl::Status StateHealing::TooSlow(const Request& request, std::uint64_t patience_ns) const {
+  const std::string what =
+      transfer_->phase() == StateTransfer::Phase::kReading
+          ? absl::StrCat("has not read chunk ", transfer_->chunk(), " of the state of the model")
+          : "has read the state of the model, and has not confirmed it";
+  return MakeError(
+      absl::StatusCode::kDeadlineExceeded, reason::kStateUnavailable,
+      absl::StrCat("rank ", request.replacement.rank, " of job '", terms_.job_id, "' ", what,
+                   " within ", DurationText(absl::Nanoseconds(patience_ns)),
+                   ", and other replacements may wait for it. Look at what it does, and fetch "
+                   "again."),
       {{field::kJob, terms_.job_id}, {field::kRank, request.replacement.rank}});
 }
 

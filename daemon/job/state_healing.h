@@ -61,7 +61,7 @@ class StateTransfer {
         source_(source),
         replacement_(replacement),
         to_(std::move(staging)),
-        heard_ns_(now_ns) {}
+        since_ns_(now_ns) {}
 
   std::uint64_t number() const { return number_; }
   RankSession source() const { return source_; }
@@ -73,10 +73,14 @@ class StateTransfer {
   std::uint64_t chunk_bytes() const;
   const StagingMemory& from() const { return from_; }
   const StagingMemory& to() const { return to_; }
-  // When the source did the last thing that it owed.
-  std::uint64_t heard_ns() const { return heard_ns_; }
+  // When the phase began.
+  std::uint64_t since_ns() const { return since_ns_; }
   // The daemon waits for the source's offer or chunk.
   bool WaitsForSource() const { return phase_ == Phase::kOffering || phase_ == Phase::kWriting; }
+  // The daemon waits for the replacement, which reads a chunk or has not sent its digests.
+  bool WaitsForReplacement() const {
+    return phase_ == Phase::kReading || (phase_ == Phase::kLoading && !loaded.has_value());
+  }
 
   // ---- Transitions
   // kOffering -> kWriting.
@@ -84,7 +88,7 @@ class StateTransfer {
   // kWriting -> kCopying.
   void Written(std::uint64_t now_ns);
   // kCopying -> kReading.
-  void Copied() { phase_ = Phase::kReading; }
+  void Copied(std::uint64_t now_ns);
   // kReading -> kWriting, or kLoading if the whole state was read.
   void Read(std::uint64_t now_ns);
 
@@ -116,7 +120,7 @@ class StateTransfer {
   std::uint64_t bytes_ = 0;
   std::uint64_t moved_ = 0;
   std::uint64_t chunk_ = 0;
-  std::uint64_t heard_ns_;
+  std::uint64_t since_ns_;
   std::vector<Asked> asked_;
 };
 
@@ -138,9 +142,12 @@ class StateHealing {
   // A copy has ended. Called without the job's lock; the job takes it and calls Copied().
   using OnCopied = std::function<void()>;
 
-  // How long a source may take for its offer, and for each chunk.
+  // How long a source may take for its offer, and each of the two ranks for each chunk.
   static constexpr std::uint64_t kSilenceNs = 30'000'000'000;
-  // How much longer a rank may take for its digests, per byte of the state: 100 MB/s.
+  // How long a replacement may load what it has read, until it sends its digests. It begins again
+  // with each transfer.
+  static constexpr std::uint64_t kLoadNs = 120'000'000'000;
+  // How much longer a rank may take to load or to hash, per byte of the state: 100 MB/s.
   static constexpr std::uint64_t kHashNsPerByte = 10;
 
   // `terms` and `members` outlive this.
@@ -165,15 +172,16 @@ class StateHealing {
   // From the replacement: STATE_REFUSED.
   absl::Status Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,
                       DeferredActions* actions);
-  void Copied(DeferredActions* actions);
+  void Copied(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- Called at the end of every change of the job.
   // Ends the transfer if a rank that was asked is not frozen any more, asks ranks that have become
   // frozen, admits the replacement when all digests agree, and begins the next transfer. A Status
   // that is not OK ends the job: RANKS_DIVERGED.
   absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
-  // Gives up a silent source. Stops waiting for the digests of a rank that owes them for too long
-  // after the replacement has sent its own. Fails requests whose deadline has passed.
+  // Gives up a silent source. Fails the request of a replacement that is too slow, so that the next
+  // one is served. Stops waiting for the digests of a rank that owes them for too long after the
+  // replacement has sent its own. Fails requests whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
   // The job has ended: ends the transfer. Nothing begins any more.
   void Stop(DeferredActions* actions);
@@ -211,7 +219,11 @@ class StateHealing {
   void Cancel(DeferredActions* actions);
   void GiveUpSource(std::string why, DeferredActions* actions);
   void AskFrozen(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
+  void GiveUpSlowReplacement(std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions);
+  // The replacement is told `why` its request is over. Returns the request after it.
+  std::vector<Request>::iterator Fail(std::vector<Request>::iterator request, absl::Status why,
+                                      DeferredActions* actions);
   // Admits the replacement if all digests agree; ends its session if only its own differ.
   void MaybeAdmit(DeferredActions* actions);
   void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
@@ -221,6 +233,7 @@ class StateHealing {
                 DeferredActions* actions);
   absl::Status Unavailable(const Request& request) const;
   absl::Status TimedOut(const Request& request) const;
+  absl::Status TooSlow(const Request& request, std::uint64_t patience_ns) const;
   std::string Waiting(const Request& request) const;
 
   const JobTerms& terms_;

@@ -644,8 +644,10 @@ TEST_P(StageTest, SilentSourceIsReplaced) {
   job_->Tick();
   const std::string stage = GetParam().name;
   const bool owes = stage == "offering" || stage == "writing";
-  EXPECT_EQ(Cancelled(0), owes);
-  EXPECT_EQ(Cancelled(1), owes && GetParam().told);
+  const bool replacement_owes = stage == "reading";  // for as long
+  EXPECT_EQ(sink(1).Of<StateFailedMessage>().size(), replacement_owes ? 1u : 0u);
+  EXPECT_EQ(Cancelled(0), owes || replacement_owes);
+  EXPECT_EQ(Cancelled(1), (owes || replacement_owes) && GetParam().told);
   if (!owes) return;
   source_ = 2;
   ASSERT_TRUE(Asked(2, /*offer=*/true));
@@ -656,16 +658,80 @@ TEST_P(StageTest, SilentSourceIsReplaced) {
 TEST_F(StateHealingTest, TimeOfTheReplacementIsNotTheSourcesSilence) {
   BeginTransfer();
   EXPECT_TRUE(Offer(2 * kStagingBytes).ok());
+  clock_.Advance(StateHealing::kSilenceNs - 1);
   EXPECT_TRUE(Written(0).ok());
-  executor_.RunAll();
-  TakeAll();
   clock_.Advance(10 * StateHealing::kSilenceNs);
+  executor_.RunAll();  // the copy took that long
+  TakeAll();
+  clock_.Advance(StateHealing::kSilenceNs - 1);
   job_->Tick();
   EXPECT_TRUE(sink(0).messages().empty());
+  EXPECT_TRUE(sink(1).messages().empty()) << "its time began when it was told of the chunk";
   EXPECT_TRUE(Read(1, 0).ok());
   clock_.Advance(StateHealing::kSilenceNs - 1);
   job_->Tick();
   EXPECT_TRUE(sink(0).Of<StateCancelledMessage>().empty()) << "its time began with this chunk";
+}
+
+// Two replacements wait. The transfer to rank 2 has begun; rank 1 is next.
+class SlowReplacementTest : public StateHealingTest {
+ protected:
+  SlowReplacementTest() {
+    Begin(3);
+    for (const std::uint32_t lost : {1u, 2u}) Lose(lost);
+    End({0}, 2);
+    for (const std::uint32_t lost : {1u, 2u}) Return(lost);
+    for (const std::uint32_t lost : {2u, 1u}) EXPECT_TRUE(Fetch(lost).ok());
+    EXPECT_TRUE(Asked(0, /*offer=*/true));
+  }
+  // Rank 2 does nothing more. Its request fails after this time, rank 1 is served, and then rank 2
+  // if it asks again.
+  void ExpectFailure(std::uint64_t patience_ns, const std::string& says) {
+    clock_.Advance(patience_ns - 1);
+    job_->Tick();
+    EXPECT_TRUE(sink(2).Of<StateFailedMessage>().empty());
+    clock_.Advance(1);
+    job_->Tick();
+    const absl::Status failed = Only<StateFailedMessage>(2).status;
+    EXPECT_EQ(failed.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(ReasonOf(failed), "STATE_UNAVAILABLE");
+    EXPECT_EQ(FieldOf(failed, "rank"), "2");
+    EXPECT_TRUE(Says(failed, says)) << failed;
+    EXPECT_TRUE(Cancelled(0));
+    EXPECT_TRUE(Cancelled(2));
+    ASSERT_TRUE(Asked(0, /*offer=*/true));
+    EXPECT_TRUE(sink(1).Of<StateFailedMessage>().empty());
+    Heal(1, {0});
+    EXPECT_EQ(job_->StateOf(2), RankState::kLoading);
+    TakeAll();
+    ASSERT_TRUE(Fetch(2).ok());
+    ASSERT_TRUE(Asked(0, /*offer=*/true));
+    Heal(2, {0});
+  }
+};
+
+TEST_F(SlowReplacementTest, ThatLeavesAChunkUnreadDoesNotBlockTheNextOne) {
+  EXPECT_TRUE(Offer(5).ok());
+  EXPECT_TRUE(Written(0).ok());
+  executor_.RunAll();
+  ExpectFailure(StateHealing::kSilenceNs, "rank 2 of job 'run-7' has not read chunk 0");
+}
+
+TEST_F(SlowReplacementTest, ThatSendsNoDigestsDoesNotBlockTheNextOne) {
+  Move(2, "state");
+  ExpectFailure(StateHealing::kLoadNs + 5 * StateHealing::kHashNsPerByte,
+                "rank 2 of job 'run-7' has read the state of the model, and has not confirmed it");
+}
+
+TEST_F(StateHealingTest, ReplacementThatHasConfirmedIsNotSlow) {
+  BeginTransfer();
+  Move(1, "state");
+  EXPECT_TRUE(Send(1, Same()).ok());
+  clock_.Advance(StateHealing::kLoadNs);
+  // Nobody ticks while the others hash.
+  EXPECT_TRUE(Send(0, Same()).ok());
+  job_->Tick();
+  EXPECT_TRUE(sink(1).Of<StateFailedMessage>().empty());
 }
 
 TEST_F(StateHealingTest, SinkThatRefusesIsHeldAgain) {

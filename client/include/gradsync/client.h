@@ -585,7 +585,8 @@ class Session {
   //                        others wait for another replacement. PROTOCOL_VIOLATION: ServeState and
   //                        FetchState come first.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: FetchState's timeout has
-  //                        expired.
+  //                        expired, or this call came later than 2 min after FetchState had
+  //                        returned (and 1 s more per 100 MB); call that again.
   virtual absl::Status ConfirmState(absl::Duration timeout = absl::InfiniteDuration()) = 0;
   // Checks that every rank has the same items. An operation of the job, see below; call it between
   // two steps, with any LossPolicy. With kHold a rank that is lost meanwhile ends the job. The
