@@ -258,9 +258,39 @@ TEST_F(StateFetchTest, AFetchThatWasLeftDoesNotStopTheNextOne) {
   EXPECT_TRUE(Next().has_fetch_state());
   ExpectError(session_->FetchState(absl::ZeroDuration()).status(),
               absl::StatusCode::kDeadlineExceeded, "STATE_UNAVAILABLE");
+  auto fetched = Fetch(absl::InfiniteDuration());
   SendImage(1, "abc");
   EXPECT_TRUE(left.get().ok());
+  // Nobody has loaded that one.
+  EXPECT_TRUE(Next().has_fetch_state());
+  SendImage(2, "abc");
+  EXPECT_TRUE(fetched.get().ok());
+}
+
+TEST_F(StateFetchTest, MessagesOfAnotherTransferAreIgnored) {
+  ASSERT_TRUE(session_->ServeState(std::make_shared<Weight>()).ok());
+  auto fetched = Fetch(absl::InfiniteDuration());
+  EXPECT_TRUE(Next().has_fetch_state());
+  Begin(1, 64);
+  Begin(2, 2 * kStagingBytes);
+  SayChunk(1, 0, std::string(64, 'x'));
+  SayChunk(2, 0, std::string(kStagingBytes, 'x'));
+  EXPECT_EQ(Next().state_read().transfer(), 2u);
+  Cancel(1);
+  SayChunk(2, 1, std::string(kStagingBytes, 'x'));
+  EXPECT_EQ(Next().state_read().transfer(), 2u);
+  EXPECT_THAT(Next().state_refused().reason(), HasSubstr("malformed"));
+  ExpectError(fetched.get().status(), absl::StatusCode::kFailedPrecondition, "STATE_REFUSED");
+}
+
+TEST_F(StateFetchTest, AdmissionOfAnotherTransferIsIgnored) {
+  ASSERT_TRUE(session_->ServeState(std::make_shared<Weight>()).ok());
   FetchValue(2, "abc");
+  auto confirmed = Confirm();
+  EXPECT_TRUE(Next().has_state_digests());
+  Admit(1);
+  Cancel(2);
+  ExpectError(confirmed.get(), absl::StatusCode::kAborted, "STATE_INTERRUPTED");
 }
 
 TEST_F(StateFetchTest, TheDaemonsFailureIsReturned) {
@@ -301,11 +331,22 @@ TEST_F(StateFetchTest, AStateTooLargeForThisMachineIsRefused) {
 }
 
 TEST_F(StateFetchTest, AnImpossibleChunkIsRefused) {
-  auto fetched = Fetch(absl::InfiniteDuration());
-  EXPECT_TRUE(Next().has_fetch_state());
-  Begin(1, 64);
-  SayChunk(1, 0, std::string(128, 'x'));
-  ExpectError(fetched.get().status(), absl::StatusCode::kInternal, "PROTOCOL_VIOLATION");
+  struct Case {
+    std::uint64_t state_bytes;
+    std::uint64_t number;
+    std::size_t bytes;
+  };
+  std::uint64_t transfer = 0;
+  for (const Case& one : {Case{64, 0, 128}, Case{64, 1, 64}, Case{64, 0, 0},
+                          Case{4 * kStagingBytes, 0, kStagingBytes + 1}}) {
+    auto fetched = Fetch(absl::InfiniteDuration());
+    if (transfer == 0) {
+      EXPECT_TRUE(Next().has_fetch_state());
+    }
+    Begin(++transfer, one.state_bytes);
+    SayChunk(transfer, one.number, std::string(one.bytes, 'x'));
+    ExpectError(fetched.get().status(), absl::StatusCode::kInternal, "PROTOCOL_VIOLATION");
+  }
 }
 
 TEST_F(StateFetchTest, AStateThatCannotBeReadIsRefused) {

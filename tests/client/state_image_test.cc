@@ -80,7 +80,8 @@ TEST(StateImageTest, AMalformedImageIsRefused) {
         // Number of items; the first name's length; the first value's length.
         With(good, 8, 3), With(good, 8, huge), With(good, 16, huge), With(good, 16, 0),
         With(good, 24, huge), With(good, 24, huge - 63), With(good, 24, good.size()),
-        ImageOf({{"a", "x", 1}, {"a", "x", 1}}, 64)}) {
+        ImageOf({{"a", "x", 1}, {"a", "x", 1}}, 64), ImageOf({{"", "x", 1}}, 64),
+        ImageOf({{std::string(1025, 'n'), "x", 1}}, 64)}) {
     ExpectError(Parse(bad).status(), absl::StatusCode::kFailedPrecondition, "STATE_REFUSED");
   }
 }

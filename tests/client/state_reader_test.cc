@@ -4,12 +4,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -19,6 +21,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "client/src/error.h"
@@ -111,6 +114,18 @@ class TestState final : public TrainerState {
   std::vector<StateItem> items_;
 };
 
+pid_t ThisThread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
+
+// Until the thread sleeps, or `returned`.
+void AwaitSleep(pid_t thread, const std::atomic<bool>& returned) {
+  for (std::string state; state != "S" && !returned; std::this_thread::yield()) {
+    std::ifstream stat(absl::StrCat("/proc/self/task/", thread, "/stat"));
+    std::string id;
+    std::string name;
+    stat >> id >> name >> state;
+  }
+}
+
 class StateReaderTest : public testing::Test {
  protected:
   StateReaderTest() { reader_.Open(&outbox_, 1, staging_); }
@@ -159,6 +174,13 @@ class StateReaderTest : public testing::Test {
       for (const auto& item : last.state_digests().items()) digests.push_back(item.sha256());
     }
     return digests;
+  }
+
+  // Nobody uses the staging memory.
+  bool StagingIsFree() {
+    if (!staging_->Acquire(absl::InfinitePast(), nullptr)) return false;
+    staging_->Release();
+    return true;
   }
 
   Outbox outbox_;
@@ -336,15 +358,113 @@ TEST_F(StateReaderTest, AStateThatChangesAfterTheOfferIsRefused) {
   reader_.Thaw(pin, StateReader::State::kSame);
 }
 
-TEST_F(StateReaderTest, AnImpossibleChunkIsRefused) {
+TEST_F(StateReaderTest, AStateThatMayHaveChangedAfterTheOfferIsRefused) {
   Serve({{"abc", "abc", 3}});
-  reader_.FreezeUntilWait();
+  auto pin = reader_.Freeze();
   Ask(1, true);
   EXPECT_TRUE(outbox_.Next().has_state_offer());
-  AskChunk(1, 0, kStagingBytes + 1);
-  v1::SessionRequest request = outbox_.Next();
-  if (request.has_state_digests()) request = outbox_.Next();
-  EXPECT_THAT(request.state_refused().reason(), HasSubstr("chunk 0"));
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  reader_.Thaw(pin, StateReader::State::kMayChange);
+  pin = reader_.Freeze();
+  EXPECT_THAT(outbox_.Next().state_refused().reason(), HasSubstr("changed"));
+  reader_.Thaw(pin, StateReader::State::kSame);
+}
+
+TEST_F(StateReaderTest, AnImpossibleChunkIsRefused) {
+  const std::string large(3 * kStagingBytes, 'g');
+  const auto state = Serve({});
+  reader_.FreezeUntilWait();
+  struct Case {
+    std::size_t state_bytes;
+    std::uint64_t number;
+    std::uint64_t bytes;
+  };
+  std::uint64_t transfer = 0;
+  for (const Case& one : {Case{3, 1, 64}, Case{3, 0, 0}, Case{3, 0, 1024},
+                          Case{large.size(), 0, kStagingBytes + 1}}) {
+    state->Set({{"state", large.data(), one.state_bytes}});
+    Ask(++transfer, true);
+    EXPECT_TRUE(outbox_.Next().has_state_offer());
+    EXPECT_TRUE(outbox_.Next().has_state_digests());
+    AskChunk(transfer, one.number, one.bytes);
+    EXPECT_THAT(outbox_.Next().state_refused().reason(),
+                HasSubstr(absl::StrCat("chunk ", one.number, " of ", one.bytes)));
+    EXPECT_TRUE(StagingIsFree());
+  }
+}
+
+TEST_F(StateReaderTest, AChunkThatIsNotOfTheOfferIsIgnored) {
+  Serve({{"abc", "abc", 3}});
+  Ask(1, false);
+  AskChunk(1, 0, 64);
+  auto pin = reader_.Freeze();
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  Ask(2, true);
+  EXPECT_TRUE(outbox_.Next().has_state_offer());
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  reader_.Thaw(pin, StateReader::State::kSame);
+  AskChunk(2, 0, 128);
+  AskChunk(1, 9, 64);
+  pin = reader_.Freeze();
+  EXPECT_EQ(outbox_.Next().state_written().transfer(), 2u);
+  reader_.Thaw(pin, StateReader::State::kSame);
+  EXPECT_TRUE(outbox_.empty());
+}
+
+TEST_F(StateReaderTest, AnOfferWaitsForTheStagingMemory) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  ASSERT_TRUE(staging_->Acquire(absl::InfinitePast(), nullptr));
+  std::promise<pid_t> begun;
+  state->on_read = [&] { begun.set_value(ThisThread()); };
+  Ask(1, true);
+  auto pin = reader_.Freeze();
+  AwaitSleep(begun.get_future().get(), /*returned=*/{false});
+  // A thaw does not wait for the memory.
+  reader_.Thaw(pin, StateReader::State::kSame);
+  EXPECT_FALSE(state->reading);
+  EXPECT_TRUE(outbox_.empty());
+  state->on_read = nullptr;
+  pin = reader_.Freeze();
+  staging_->Release();
+  EXPECT_TRUE(outbox_.Next().has_state_offer());
+  EXPECT_FALSE(StagingIsFree());
+  reader_.Thaw(pin, StateReader::State::kSame);
+}
+
+TEST_F(StateReaderTest, TheStagingMemoryIsHeldUntilTheTransferEnds) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  const auto pin = reader_.Freeze();
+  Ask(1, true);
+  EXPECT_TRUE(outbox_.Next().has_state_offer());
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  reader_.OnStepDone();  // of another layout
+  EXPECT_FALSE(StagingIsFree());
+  AskChunk(1, 0, 128);
+  EXPECT_TRUE(outbox_.Next().has_state_written());
+  EXPECT_FALSE(StagingIsFree()) << "the daemon may still read it";
+  while (state->reading) std::this_thread::yield();  // it has done all that was asked
+  reader_.Thaw(pin, StateReader::State::kMayChange);
+  reader_.OnStepDone();
+  EXPECT_TRUE(StagingIsFree());
+  reader_.FreezeUntilWait();
+  Ask(2, true);
+  EXPECT_TRUE(outbox_.Next().has_state_offer());
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  Ask(3, false);
+  EXPECT_TRUE(StagingIsFree());
+}
+
+TEST_F(StateReaderTest, ASourceIsReadNoMoreOnceAnotherServes) {
+  const EndlessZeros zeros;
+  const auto endless = Serve({zeros.item()});
+  std::promise<void> begun;
+  endless->on_read = [&] { begun.set_value(); };
+  Ask(1, false);
+  reader_.FreezeUntilWait();
+  begun.get_future().wait();
+  Serve({{"abc", "abc", 3}});
+  EXPECT_FALSE(endless->reading);
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
 }
 
 TEST_F(StateReaderTest, AfterAnInterruptOnlyANewWaitReads) {
@@ -360,13 +480,23 @@ TEST_F(StateReaderTest, AfterAnInterruptOnlyANewWaitReads) {
   Ask(2, false);
   EXPECT_TRUE(outbox_.Next().has_state_digests());
   reader_.Thaw(pin, StateReader::State::kSame);
+}
+
+TEST_F(StateReaderTest, AnInterruptWaitsForACallThatReads) {
+  std::atomic<pid_t> thread{0};
+  std::atomic<bool> returned{false};
   std::thread interrupter;
   {
     const StateReader::OwnReading own(&reader_);
     EXPECT_FALSE(own.interrupted());
-    std::thread other([&] { reader_.Interrupt(); });
+    interrupter = std::thread([&] {
+      thread = ThisThread();
+      reader_.Interrupt();
+      returned = true;
+    });
     while (!own.interrupted()) std::this_thread::yield();
-    interrupter = std::move(other);
+    AwaitSleep(thread, returned);
+    EXPECT_FALSE(returned);
   }
   interrupter.join();
 }
@@ -403,6 +533,7 @@ TEST_F(StateReaderTest, AfterTheEndNothingIsRead) {
   reader_.Thaw(pin, StateReader::State::kMayChange);
   EXPECT_EQ(state->reads, 0);
   EXPECT_TRUE(outbox_.empty());
+  EXPECT_TRUE(StateReader::OwnReading(&reader_).interrupted());
 }
 
 }  // namespace

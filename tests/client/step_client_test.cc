@@ -81,6 +81,24 @@ TEST(StepClientTest, LateWaiterSeesVoidOrStaleStep) {
   EXPECT_EQ(ErrorReason(LateWait(20)), reason::kStaleStep);
 }
 
+// A replacement does not mark before it has the state of the model.
+TEST(StepClientTest, RankWithoutTheStateMarksNothing) {
+  SessionOptions options;
+  options.state_source = StateSource::kSurvivor;
+  const auto connection = std::make_shared<Connection>(options);
+  v1::SessionResponse opened;
+  opened.mutable_session_opened()->set_replacement(true);
+  connection->OnMessage(opened);
+  LayoutPlan plan;
+  plan.buckets.resize(1);
+  StepClient steps(connection, 1, "default", plan, nullptr, OnePage());
+  steps.Begin(1);
+  for (const absl::Status& status : {steps.MarkReady(1, 0), steps.EndStep(1, {}),
+                                     steps.FinishStep(1, {}), steps.AbandonStep(1, "")}) {
+    EXPECT_EQ(ErrorReason(status), reason::kProtocolViolation) << status;
+  }
+}
+
 // The session's end reaches its layouts first. A rank that leaves just then must see why it ended.
 TEST(StepClientTest, OpenStepOfEndedLayoutGivesTheEnd) {
   LayoutPlan plan;

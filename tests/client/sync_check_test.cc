@@ -2,6 +2,9 @@
 
 #include "client/src/sync_check.h"
 
+#include <sys/mman.h>
+
+#include <future>
 #include <string>
 #include <vector>
 
@@ -60,6 +63,27 @@ TEST(SyncCheckTest, RanksThatHaveTheSameAreInSync) {
     status = job.sessions[rank]->CheckInSync({{"", nullptr, 0}});
     ExpectError(status, absl::StatusCode::kInvalidArgument, "MALFORMED");
   });
+}
+
+TEST(SyncCheckTest, PauseEndsTheCheck) {
+  const TestDaemon daemon;
+  const JobOfThreads job = JoinAll(daemon, 1, nullptr);
+  Session& session = *job.sessions[0];
+  // Zeros that nobody hashes in the time of a test, and that take no memory.
+  constexpr std::size_t kBytes = std::size_t{1} << 40;
+  void* const zeros =
+      mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(zeros, MAP_FAILED);
+  auto checked = std::async(std::launch::async, [&] {
+    // The pause may come before the check has begun.
+    session.CallBegan(0);
+    return session.CheckInSync({{"endless", zeros, kBytes}});
+  });
+  EXPECT_TRUE(session.PauseState().ok());
+  EXPECT_EQ(checked.get().code(), absl::StatusCode::kCancelled);
+  munmap(zeros, kBytes);
+  const absl::Status status = session.CheckInSync({{"small", "abc", 3}});
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST(SyncCheckTest, EveryRankGetsTheSameError) {
