@@ -3,8 +3,8 @@
     .venv/bin/python tools/checks/hold_mutations.py [WORD...]
 
 Runs in copies of the committed tree, one per core, and takes 20 minutes on two cores. First runs
-the tests on the tree as it is: they must pass. With words, only the mutations whose names contain
-one of them. Prints a table: each mutation, and the first test that failed. Exit status: 0 every
+the tests on the tree as it is: they must pass. With words, only the mutations whose names or files
+contain one of them. Prints a table: each mutation, and the first test that failed. Exit status: 0 every
 mutation made a test fail, 1 some mutation did not, or its line is not in the tree, or there more
 than once.
 """
@@ -23,19 +23,16 @@ from typing import NamedTuple
 # failure. The quickest of them run first.
 TESTS = {"daemon/job/": "//tests/job:hold_tests", "client/src/": "//tests/client:hold_tests"}
 
-# Quick to compile, and quick enough to run. Only the tree as it is comes from the disk cache and
-# goes into it.
 FLAGS = (
-    "--compilation_mode=fastbuild",
-    "--copt=-O1",
-    "--copt=-g0",
-    "--copt=-Wno-error",
+    "--config=opt",
     "--spawn_strategy=local",
     "--nocache_test_results",
     "--test_env=GTEST_FAIL_FAST=1",
     "--test_output=all",
     "--test_timeout=120",
 )
+# Only what the tree as it is needs comes from the disk cache and goes into it.
+NO_CACHE = "--disk_cache="
 
 
 class Mutation(NamedTuple):
@@ -625,7 +622,7 @@ MUTATIONS = (
     Mutation(
         "ranks that end the step later are not asked",
         "daemon/job/state_healing.cc",
-        "    AskFrozen(standing_of, actions);\n    MaybeAdmit(actions);",
+        "    AskFrozen(standing_of, now_ns, actions);\n    MaybeAdmit(actions);",
         "    MaybeAdmit(actions);",
     ),
     Mutation(
@@ -706,7 +703,7 @@ MUTATIONS = (
     Mutation(
         "the time for a chunk begins with the offer",
         "daemon/job/state_healing.cc",
-        "  heard_ns_ = now_ns;  // the source's time for the next chunk begins\n",
+        "  since_ns_ = now_ns;  // the source's time for the next chunk begins\n",
         "  (void)now_ns;\n",
     ),
     Mutation(
@@ -718,6 +715,23 @@ MUTATIONS = (
         "the job's end leaves a reader at work",
         "daemon/job/job.cc",
         "  healing_.Stop(actions);\n",
+    ),
+    Mutation(
+        "a slow replacement is waited for",
+        "daemon/job/state_healing.cc",
+        "    GiveUpSlowReplacement(now_ns, actions);\n",
+    ),
+    Mutation(
+        "the time for a chunk begins with the source's",
+        "daemon/job/state_healing.cc",
+        "  since_ns_ = now_ns;  // the replacement's time for the chunk begins\n",
+        "  (void)now_ns;\n",
+    ),
+    Mutation(
+        "a replacement that has confirmed is slow",
+        "daemon/job/state_healing.h",
+        "(phase_ == Phase::kLoading && !loaded.has_value())",
+        "phase_ == Phase::kLoading",
     ),
     # ---- Positions and buffers
     Mutation(
@@ -756,6 +770,518 @@ MUTATIONS = (
         "return HasBuffers(index) ? ReduceOp::kSum : agreement_.spec().op;",
         "return agreement_.spec().op;",
     ),
+    # ---- The client: the pin of the state, and what gives or gets it
+    Mutation(
+        "a state is read before it is frozen",
+        "client/src/state_reader.cc",
+        "(frozen_ && source_ != nullptr &&",
+        "(source_ != nullptr &&",
+    ),
+    Mutation(
+        "EndStep does not freeze the state",
+        "client/src/step_client.cc",
+        "  connection_->state_reader().FreezeUntilWait();\n",
+    ),
+    Mutation(
+        "a thaw leaves the state frozen",
+        "client/src/state_reader.cc",
+        "  frozen_ = false;\n  if (state",
+        "  if (state",
+    ),
+    Mutation(
+        "a thaw does not stop the reader",
+        "client/src/state_reader.cc",
+        "++version_;\n  CancelLocked();\n  AwaitIdleLocked();",
+        "++version_;\n  AwaitIdleLocked();",
+    ),
+    Mutation(
+        "a thaw does not wait for the reader",
+        "client/src/state_reader.cc",
+        "++version_;\n  CancelLocked();\n  AwaitIdleLocked();",
+        "++version_;\n  CancelLocked();",
+    ),
+    Mutation(
+        "a wait that has ended keeps its pin",
+        "client/src/state_reader.cc",
+        "  --pins_;\n",
+    ),
+    Mutation(
+        "a time-out ends the reading of another wait",
+        "client/src/state_reader.cc",
+        "  if (state == State::kSame && pins_ > 0) return;\n",
+    ),
+    Mutation(
+        "a verdict leaves another wait's reading",
+        "client/src/state_reader.cc",
+        "if (state == State::kSame && pins_ > 0) return;",
+        "if (pins_ > 0) return;",
+    ),
+    Mutation(
+        "a wait that was left takes another one's pin",
+        "client/src/state_reader.cc",
+        "  if (pin <= interrupted_) return;\n",
+    ),
+    Mutation(
+        "an interrupt does not thaw",
+        "client/src/state_reader.cc",
+        "  pins_ = 0;\n  frozen_ = false;\n",
+        "  pins_ = 0;\n",
+    ),
+    Mutation(
+        "an interrupt does not wait for the reader",
+        "client/src/state_reader.cc",
+        "  CancelLocked();\n  if (!AwaitIdleLocked()) return;\n",
+        "  CancelLocked();\n",
+    ),
+    Mutation(
+        "an interrupt does not wait for a call that reads",
+        "client/src/state_reader.cc",
+        "  mutex_.AwaitWithTimeout(absl::Condition(&none), kSourcePatience);\n",
+        "  (void)none;\n",
+    ),
+    Mutation(
+        "a call that was left pins the state",
+        "client/src/state_reader.cc",
+        "  if (CallWasLeft()) return 0;\n",
+    ),
+    Mutation(
+        "a call that was left reads",
+        "client/src/state_reader.cc",
+        "return CallWasLeft() ? 0 : ++last_pin_;",
+        "return ++last_pin_;",
+    ),
+    Mutation(
+        "an interrupt does not end a call that reads",
+        "client/src/state_reader.cc",
+        "return stopped_ || pin <= interrupted_;",
+        "return stopped_;",
+    ),
+    Mutation(
+        "the session's end does not end a call that reads",
+        "client/src/state_reader.cc",
+        "return stopped_ || pin <= interrupted_;",
+        "return pin <= interrupted_;",
+    ),
+    Mutation(
+        "a wait for a step does not pin",
+        "client/src/step_client.cc",
+        "Pinned(timeout, [&] { return Goes((result = AwaitStep(step, timeout)).status()); });",
+        "result = AwaitStep(step, timeout);",
+    ),
+    Mutation(
+        "a wait for a bucket does not pin",
+        "client/src/step_client.cc",
+        "  Pinned(timeout,\n         [&] { return (status = AwaitBucket(step, bucket, "
+        "timeout)).ok() || Goes(status); });\n",
+        "  status = AwaitBucket(step, bucket, timeout);\n",
+    ),
+    Mutation(
+        "after a verdict the state may not change",
+        "client/src/step_client.cc",
+        "  if (!wait()) pin.MayChange();\n",
+        "  wait();\n",
+    ),
+    Mutation(
+        "after a time-out the state may change",
+        "client/src/step_client.cc",
+        "return why == reason::kWaitTimeout || why",
+        "return why",
+    ),
+    Mutation(
+        "after a bucket the state may change",
+        "client/src/step_client.cc",
+        ".ok() || Goes(status); });",
+        "; return Goes(status); });",
+    ),
+    Mutation(
+        "a poll begins a reading",
+        "client/src/step_client.cc",
+        "  if (timeout <= absl::ZeroDuration()) {\n    if (!wait())",
+        "  if (false) {\n    if (!wait())",
+    ),
+    Mutation(
+        "a poll gets a verdict while the state is read",
+        "client/src/step_client.cc",
+        "    if (!wait()) StatePin(&reader).MayChange();\n",
+        "    wait();\n",
+    ),
+    Mutation(
+        "AbandonStep returns while the state is read",
+        "client/src/step_client.cc",
+        "  StatePin pin(&connection_->state_reader());\n  pin.MayChange();\n"
+        "  absl::MutexLock lock(&mutex_);\n  // Already",
+        "  absl::MutexLock lock(&mutex_);\n  // Already",
+    ),
+    Mutation(
+        "a layout's end leaves the state frozen",
+        "client/src/step_client.cc",
+        "  if (frozen) StatePin(&connection_->state_reader()).MayChange();\n",
+        "  (void)frozen;\n",
+    ),
+    Mutation(
+        "the session's end does not stop the reader",
+        "client/src/connection.cc",
+        "  state_reader_.Stop();\n",
+    ),
+    Mutation(
+        "the session's end leaves a reading in progress",
+        "client/src/state_reader.cc",
+        "  chunk_.reset();\n  CancelLocked();\n  ReleaseStagingLocked();\n}\n\n// ----",
+        "  chunk_.reset();\n  ReleaseStagingLocked();\n}\n\n// ----",
+    ),
+    Mutation(
+        "a source is read after another one serves",
+        "client/src/state_reader.cc",
+        "    CancelLocked();\n    AwaitIdleLocked();\n    if (source_",
+        "    if (source_",
+    ),
+    Mutation(
+        "a rank that serves no more does not say so",
+        "client/src/state_reader.cc",
+        '      RefuseLocked(question_->transfer, "it serves its state no more");\n',
+        "      (void)0;\n",
+    ),
+    Mutation(
+        "a rank without a state does not refuse",
+        "client/src/state_reader.cc",
+        '    RefuseLocked(transfer, "it serves no state; call ServeState before the first step");\n',
+    ),
+    Mutation(
+        "a state that may have changed is read on",
+        "client/src/state_reader.cc",
+        "            progress_->version != version_ || ",
+        "            ",
+    ),
+    Mutation(
+        "a state of another shape is read on",
+        "client/src/state_reader.cc",
+        " || !progress_->image.SameShape(image)) {",
+        ") {",
+    ),
+    Mutation(
+        "a state that changed after its offer is given",
+        "client/src/state_reader.cc",
+        "          if (question_->offered) {\n",
+        "          if (false) {\n",
+    ),
+    Mutation(
+        "what was read for an earlier transfer counts",
+        "client/src/state_reader.cc",
+        "progress_->transfer != question_->transfer ||\n",
+    ),
+    Mutation(
+        "malformed items are read",
+        "client/src/state_reader.cc",
+        "owned ? ValidateItems(*items) : items.status();",
+        "owned ? absl::OkStatus() : items.status();",
+    ),
+    Mutation(
+        "a source that fails is not refused",
+        "client/src/state_reader.cc",
+        "    Refuse(status.message());\n  } else {\n    StateImageSource",
+        "    (void)0;\n  } else {\n    StateImageSource",
+    ),
+    Mutation(
+        "a question is read again after its refusal",
+        "client/src/state_reader.cc",
+        "  if (question_.has_value()) question_->answered = true;\n  chunk_",
+        "  chunk_",
+    ),
+    Mutation(
+        "the source does not hear that it was read",
+        "client/src/state_reader.cc",
+        "  if (owned) source->Done();\n",
+    ),
+    Mutation(
+        "a chunk is copied without an offer",
+        "client/src/state_reader.cc",
+        "question_->transfer != chunk.transfer() || !question_->offered ||",
+        "question_->transfer != chunk.transfer() ||",
+    ),
+    Mutation(
+        "a chunk of another transfer is copied",
+        "client/src/state_reader.cc",
+        "|| question_->transfer != chunk.transfer() || !question_",
+        "|| !question_",
+    ),
+    Mutation(
+        "a chunk out of order is copied",
+        "client/src/state_reader.cc",
+        "chunk.number != answer.next_chunk() || chunk",
+        "chunk",
+    ),
+    Mutation(
+        "an empty chunk is copied",
+        "client/src/state_reader.cc",
+        "chunk.bytes == 0 || ",
+    ),
+    Mutation(
+        "a chunk larger than the staging memory is copied",
+        "client/src/state_reader.cc",
+        "chunk.bytes > staging->size() ||",
+        "false ||",
+    ),
+    Mutation(
+        "a chunk beyond the state is copied",
+        "client/src/state_reader.cc",
+        "chunk.bytes > progress_->image.bytes() - answer.copied()) {",
+        "false) {",
+    ),
+    Mutation(
+        "a chunk is copied twice",
+        "client/src/state_reader.cc",
+        "  chunk_.reset();\n  v1::SessionRequest request;\n  request.mutable_state_written()",
+        "  v1::SessionRequest request;\n  request.mutable_state_written()",
+    ),
+    Mutation(
+        "a transfer takes staging memory that is in use",
+        "client/src/state_reader.cc",
+        "    if (!staging->Acquire(absl::InfiniteFuture(), &cancel_)) return;\n",
+    ),
+    Mutation(
+        "a thaw does not end a wait for staging memory",
+        "client/src/state_reader.cc",
+        "  if (staging_ != nullptr) staging_->Wake();\n",
+    ),
+    Mutation(
+        "a cancelled transfer keeps the staging memory",
+        "client/src/state_reader.cc",
+        "  question_.reset();\n  chunk_.reset();\n  CancelLocked();\n"
+        "  ReleaseStagingLocked();\n}\n\nvoid StateReader::Impl::OnStepDone",
+        "  question_.reset();\n  chunk_.reset();\n  CancelLocked();\n}\n\n"
+        "void StateReader::Impl::OnStepDone",
+    ),
+    Mutation(
+        "a cancelled transfer goes on",
+        "client/src/state_reader.cc",
+        "  question_.reset();\n  chunk_.reset();\n  CancelLocked();\n"
+        "  ReleaseStagingLocked();\n}\n\nvoid StateReader::Impl::OnStepDone",
+        "  ReleaseStagingLocked();\n}\n\nvoid StateReader::Impl::OnStepDone",
+    ),
+    Mutation(
+        "a transfer keeps the staging memory after its step",
+        "client/src/state_reader.cc",
+        "  if (!question_.has_value() || question_->answered) ReleaseStagingLocked();\n",
+    ),
+    Mutation(
+        "a transfer loses the staging memory at any step",
+        "client/src/state_reader.cc",
+        "  if (!question_.has_value() || question_->answered) ReleaseStagingLocked();\n",
+        "  ReleaseStagingLocked();\n",
+    ),
+    Mutation(
+        "a refusal keeps the staging memory",
+        "client/src/state_reader.cc",
+        "  ReleaseStagingLocked();\n  if (sender_ == nullptr) return;\n",
+        "  if (sender_ == nullptr) return;\n",
+    ),
+    Mutation(
+        "another question keeps the staging memory",
+        "client/src/state_reader.cc",
+        "  ReleaseStagingLocked();\n  question_ = Question",
+        "  question_ = Question",
+    ),
+    Mutation(
+        "an item is hashed from the middle",
+        "client/src/state_answer.cc",
+        "    hashed_bytes_ = 0;\n",
+    ),
+    Mutation(
+        "a rank that lives fetches the state",
+        "client/src/state_fetch.cc",
+        '    if (!loading_) {\n      return OutOfOrder(\n          "FetchState',
+        '    if (false) {\n      return OutOfOrder(\n          "FetchState',
+    ),
+    Mutation(
+        "a rank without the state marks buckets",
+        "client/src/step_progress.cc",
+        "  if (connection_.loading()) {\n",
+        "  if (false) {\n",
+    ),
+    Mutation(
+        "a state that was fetched is not fetched again",
+        "client/src/state_fetch.cc",
+        "    if (transfer_.has_value() && transfer_->fetched) {\n",
+        "    if (false) {\n",
+    ),
+    Mutation(
+        "two calls fetch at once",
+        "client/src/state_fetch.cc",
+        "  if (!mutex_.AwaitWithDeadline(absl::Condition(&ended), deadline)) return false;\n",
+        "  (void)deadline;\n  (void)ended;\n",
+    ),
+    Mutation(
+        "ConfirmState does not pin",
+        "client/src/state_fetch.cc",
+        "  const StatePin pin(&connection_.state_reader());\n  if (!Begin",
+        "  if (!Begin",
+    ),
+    Mutation(
+        "ConfirmState waits for a call before it pins",
+        "client/src/state_fetch.cc",
+        "  const StatePin pin(&connection_.state_reader());\n"
+        "  if (!BeginCall(deadline)) return NotConfirmedInTime(timeout);\n",
+        "  if (!BeginCall(deadline)) return NotConfirmedInTime(timeout);\n"
+        "  const StatePin pin(&connection_.state_reader());\n",
+    ),
+    Mutation(
+        "a state that nobody serves is confirmed",
+        "client/src/state_fetch.cc",
+        "  if (!connection_.state_reader().serves()) {\n",
+        "  if (false) {\n",
+    ),
+    Mutation(
+        "a transfer that has ended is confirmed",
+        "client/src/state_fetch.cc",
+        "      if (asked_) return interrupted();\n",
+    ),
+    Mutation(
+        "a chunk out of order is taken",
+        "client/src/state_fetch.cc",
+        "chunk.number != transfer->chunks || chunk",
+        "chunk",
+    ),
+    Mutation(
+        "an empty chunk is taken",
+        "client/src/state_fetch.cc",
+        "chunk.bytes == 0 || ",
+    ),
+    Mutation(
+        "a chunk larger than the staging memory is taken",
+        "client/src/state_fetch.cc",
+        "chunk.bytes > staging.size() ||",
+        "false ||",
+    ),
+    Mutation(
+        "a chunk beyond the state is taken",
+        "client/src/state_fetch.cc",
+        "chunk.bytes > transfer->bytes - transfer->received) {",
+        "false) {",
+    ),
+    Mutation(
+        "a new transfer goes into the old one's memory",
+        "client/src/state_fetch.cc",
+        "    if (number != transfer->number) {\n",
+        "    if (!number.has_value()) {\n",
+    ),
+    Mutation(
+        "a malformed state is not refused",
+        "client/src/state_fetch.cc",
+        "return Refuse(*number, image.status());",
+        "return image.status();",
+    ),
+    Mutation(
+        "a chunk of another transfer is taken",
+        "client/src/state_fetch.cc",
+        "|| transfer_->number != chunk.transfer()) return;",
+        ") return;",
+    ),
+    Mutation(
+        "another transfer's end counts",
+        "client/src/state_fetch.cc",
+        "transfer_.has_value() && transfer_->number == transfer) transfer_.reset();",
+        "transfer_.has_value() && transfer != 0) transfer_.reset();",
+    ),
+    Mutation(
+        "another transfer's admission counts",
+        "client/src/state_fetch.cc",
+        "  if (!transfer_.has_value() || transfer_->number != transfer) return;\n  admitted_",
+        "  if (transfer == 0) return;\n  admitted_",
+    ),
+    Mutation(
+        "after a failure the state is not asked for again",
+        "client/src/state_fetch.cc",
+        "  asked_ = false;\n  transfer_.reset();\n}\n\nvoid StateFetch::OnSessionEnd",
+        "  transfer_.reset();\n}\n\nvoid StateFetch::OnSessionEnd",
+    ),
+    Mutation(
+        "two items may have one name",
+        "client/src/state_image.cc",
+        "    if (!names.insert(item.name).second) {\n",
+        "    if (false) {\n",
+    ),
+    Mutation(
+        "an item may have no memory",
+        "client/src/state_image.cc",
+        "    if (item.data == nullptr && item.bytes > 0) {\n",
+        "    if (false) {\n",
+    ),
+    Mutation(
+        "an item's name may be anything",
+        "client/src/state_image.cc",
+        "        ValidUtf8(item.name) != item.name) {\n",
+        "        false) {\n",
+    ),
+    Mutation(
+        "two items that arrive may have one name",
+        "client/src/state_image.cc",
+        " ||\n        !names.insert(name).second) {",
+        ") {",
+    ),
+    Mutation(
+        "an item that arrives may have no name",
+        "client/src/state_image.cc",
+        " || name_bytes == 0 ||",
+        " ||",
+    ),
+    Mutation(
+        "an item that arrives may have a long name",
+        "client/src/state_image.cc",
+        "        name_bytes > kMaxStateNameBytes || !reader",
+        "        !reader",
+    ),
+    Mutation(
+        "an item that arrives may lie beyond the state",
+        "client/src/state_image.cc",
+        "offset > bytes || sizes[i] > bytes - offset",
+        "offset > bytes",
+    ),
+    Mutation(
+        "a state that arrives may be longer than its items",
+        "client/src/state_image.cc",
+        '  if (offset != bytes) return Broken("its length");\n',
+    ),
+    Mutation(
+        "a pause does not end CheckInSync",
+        "client/src/sync_check.cc",
+        "      if (reading.interrupted()) {\n",
+        "      if (false) {\n",
+    ),
+    Mutation(
+        "CheckInSync compares nothing",
+        "client/src/sync_check.cc",
+        "Compare(root, mine);",
+        "kSame;",
+    ),
+    Mutation(
+        "CheckInSync takes any items",
+        "client/src/sync_check.cc",
+        "  if (auto status = ValidateItems(items); !status.ok()) return status;\n",
+    ),
+    Mutation(
+        "gradients that nobody used are lost",
+        "client/src/step_client.cc",
+        "progress_.open().Hold(std::move(held));",
+        "return absl::OkStatus();",
+    ),
+    Mutation(
+        "gradients that some rank used are put back",
+        "client/src/open_step.cc",
+        "  held_.erase(std::remove_if(held_.begin(), held_.end(), used), held_.end());\n",
+        "  (void)used;\n",
+    ),
+    Mutation(
+        "gradients of a void step are put back",
+        "client/src/step_client.cc",
+        "  if (complete && !held.empty()) {\n",
+        "  if (!held.empty()) {\n",
+    ),
+    Mutation(
+        "gradients are put back over those of the next step",
+        "client/src/step_client.cc",
+        "  restoration_.reset();\n}\n\nabsl::Status StepClient::EndStep",
+        "}\n\nabsl::Status StepClient::EndStep",
+    ),
 )
 
 
@@ -789,7 +1315,7 @@ class Copy:
             return "NOT IN THE TREE, OR NOT ONCE"
         file.write_text(text.replace(mutation.line, mutation.instead, 1))
         target = next(TESTS[room] for room in TESTS if mutation.file.startswith(room))
-        result = self.test(target, "--disk_cache=")
+        result = self.test(target, NO_CACHE)
         file.write_text(text)
         return result or "NO TEST FAILS"
 
@@ -809,7 +1335,9 @@ class Copy:
 
 
 def main(words: list[str]) -> int:
-    chosen = [m for m in MUTATIONS if not words or any(word in m.name for word in words)]
+    chosen = [
+        m for m in MUTATIONS if not words or any(word in m.name or word in m.file for word in words)
+    ]
     targets = [TESTS[room] for room in TESTS if any(m.file.startswith(room) for m in chosen)]
     tree = Path(__file__).resolve().parents[2]
     bad = 0
