@@ -168,6 +168,7 @@ class StateReader::Impl {
   std::uint64_t interruptions_ ABSL_GUARDED_BY(mutex_) = 0;
   // The thread is between the beginning of TrainerState::Read and the end of Done.
   bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  std::uint64_t readings_ ABSL_GUARDED_BY(mutex_) = 0;  // that have begun
   std::size_t own_readings_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<Question> question_ ABSL_GUARDED_BY(mutex_);
   // The chunk that the daemon asks for.
@@ -190,6 +191,7 @@ void StateReader::Impl::Run() {
       mutex_.Await(absl::Condition(this, &Impl::HasWork));
       if (stopped_) return;
       reading_ = true;
+      ++readings_;
       cancel_.store(false);
       source = source_;
     }
@@ -417,7 +419,10 @@ void StateReader::Impl::CancelLocked() {
 
 bool StateReader::Impl::AwaitIdleLocked() {
   if (std::this_thread::get_id() == thread_) return false;
-  const auto idle = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !reading_; };
+  // Another wait may let the next reading begin at once.
+  const auto idle = [this, last = readings_]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !reading_ || readings_ != last;
+  };
   return mutex_.AwaitWithTimeout(absl::Condition(&idle), kSourcePatience);
 }
 

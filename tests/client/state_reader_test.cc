@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <deque>
@@ -478,6 +479,31 @@ TEST_F(StateReaderTest, AfterAnInterruptOnlyANewWaitReads) {
   // The wait that was left returns at last, and takes nothing from the one that lasts.
   reader_.Thaw(abandoned, StateReader::State::kMayChange);
   Ask(2, false);
+  EXPECT_TRUE(outbox_.Next().has_state_digests());
+  reader_.Thaw(pin, StateReader::State::kSame);
+}
+
+TEST_F(StateReaderTest, AnInterruptDoesNotWaitForTheReadingOfTheNextWait) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  std::array<std::promise<void>, 2> begun;
+  std::array<std::promise<void>, 2> released;
+  state->on_read = [&] {
+    const std::size_t read = state->reads - 1;
+    begun.at(read).set_value();
+    released.at(read).get_future().wait();
+  };
+  Ask(1, false);
+  reader_.Freeze();
+  begun[0].get_future().wait();
+  const absl::Time start = absl::Now();
+  std::thread interrupter([&] { reader_.Interrupt(); });
+  while (reader_.interruptions() == 0) std::this_thread::yield();
+  const auto pin = reader_.Freeze();
+  released[0].set_value();
+  begun[1].get_future().wait();
+  interrupter.join();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(8)) << "it gave up";
+  released[1].set_value();
   EXPECT_TRUE(outbox_.Next().has_state_digests());
   reader_.Thaw(pin, StateReader::State::kSame);
 }
