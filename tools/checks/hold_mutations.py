@@ -4,9 +4,9 @@
 
 Runs in copies of the committed tree, one per core, and takes 20 minutes on two cores. First runs
 the tests on the tree as it is: they must pass. With words, only the mutations whose names or files
-contain one of them. Prints a table: each mutation, and the first test that failed. Exit status: 0 every
-mutation made a test fail, 1 some mutation did not, or its line is not in the tree, or there more
-than once.
+contain one of them. Prints a table: each mutation, and the first test that failed. Exit status: 0
+every mutation made a test fail, 1 some mutation did not, or its line is not in the tree, or there
+more than once.
 """
 
 import os
@@ -29,7 +29,7 @@ FLAGS = (
     "--nocache_test_results",
     "--test_env=GTEST_FAIL_FAST=1",
     "--test_output=all",
-    "--test_timeout=120",
+    "--test_timeout=60",
 )
 # Only what the tree as it is needs comes from the disk cache and goes into it.
 NO_CACHE = "--disk_cache="
@@ -820,6 +820,7 @@ MUTATIONS = (
         "a wait that was left takes another one's pin",
         "client/src/state_reader.cc",
         "  if (pin <= interrupted_) return;\n",
+        "  (void)pin;\n",
     ),
     Mutation(
         "an interrupt does not thaw",
@@ -854,7 +855,7 @@ MUTATIONS = (
         "an interrupt does not end a call that reads",
         "client/src/state_reader.cc",
         "return stopped_ || pin <= interrupted_;",
-        "return stopped_;",
+        "return stopped_ || pin == 0;",
     ),
     Mutation(
         "the session's end does not end a call that reads",
@@ -890,14 +891,14 @@ MUTATIONS = (
     Mutation(
         "after a bucket the state may change",
         "client/src/step_client.cc",
-        ".ok() || Goes(status); });",
-        "; return Goes(status); });",
+        "return (status = AwaitBucket(step, bucket, timeout)).ok() || Goes(status);",
+        "return !(status = AwaitBucket(step, bucket, timeout)).ok() && Goes(status);",
     ),
     Mutation(
         "a poll begins a reading",
         "client/src/step_client.cc",
         "  if (timeout <= absl::ZeroDuration()) {\n    if (!wait())",
-        "  if (false) {\n    if (!wait())",
+        "  if (timeout < absl::ZeroDuration()) {\n    if (!wait())",
     ),
     Mutation(
         "a poll gets a verdict while the state is read",
@@ -944,7 +945,8 @@ MUTATIONS = (
     Mutation(
         "a rank without a state does not refuse",
         "client/src/state_reader.cc",
-        '    RefuseLocked(transfer, "it serves no state; call ServeState before the first step");\n',
+        '    RefuseLocked(transfer, "it serves no state; call ServeState '
+        'before the first step");\n',
     ),
     Mutation(
         "a state that may have changed is read on",
