@@ -235,6 +235,13 @@ TEST_F(StatePinTest, EndOfTheSessionComesAfterTheReading) {
   EXPECT_EQ(ErrorReason(status), reason::kClosed);
 }
 
+TEST_F(StatePinTest, EndOfTheSessionEndsTheReadingAlthoughNobodyWaits) {
+  MarkAndEnd();
+  state_->AwaitReads(1);
+  connection_->Close();
+  EXPECT_FALSE(state_->reading());
+}
+
 TEST_F(StatePinTest, LayoutIsDestroyedAfterTheReading) {
   MarkAndEnd();
   state_->AwaitReads(1);
