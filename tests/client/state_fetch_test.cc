@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/job_of_threads.h"
 #include "tests/client/scripted_daemon.h"
+#include "tests/client/thread_sleep.h"
 
 namespace gradsync {
 namespace {
@@ -258,7 +259,12 @@ TEST_F(StateFetchTest, AFetchThatWasLeftDoesNotStopTheNextOne) {
   EXPECT_TRUE(Next().has_fetch_state());
   ExpectError(session_->FetchState(absl::ZeroDuration()).status(),
               absl::StatusCode::kDeadlineExceeded, "STATE_UNAVAILABLE");
-  auto fetched = Fetch(absl::InfiniteDuration());
+  std::promise<pid_t> thread;
+  auto fetched = std::async(std::launch::async, [&] {
+    thread.set_value(ThisThread());
+    return session_->FetchState();
+  });
+  AwaitSleep(thread.get_future().get());
   SendImage(1, "abc");
   EXPECT_TRUE(left.get().ok());
   // Nobody has loaded that one.

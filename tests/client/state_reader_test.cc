@@ -4,7 +4,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,7 +11,6 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <memory>
@@ -30,6 +28,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
+#include "tests/client/thread_sleep.h"
 
 namespace gradsync::client {
 namespace {
@@ -114,18 +113,6 @@ class TestState final : public TrainerState {
  private:
   std::vector<StateItem> items_;
 };
-
-pid_t ThisThread() { return static_cast<pid_t>(syscall(SYS_gettid)); }
-
-// Until the thread sleeps, or `returned`.
-void AwaitSleep(pid_t thread, const std::atomic<bool>& returned) {
-  for (std::string state; state != "S" && !returned; std::this_thread::yield()) {
-    std::ifstream stat(absl::StrCat("/proc/self/task/", thread, "/stat"));
-    std::string id;
-    std::string name;
-    stat >> id >> name >> state;
-  }
-}
 
 class StateReaderTest : public testing::Test {
  protected:
@@ -326,6 +313,22 @@ TEST_F(StateReaderTest, ACancelledTransferEnds) {
   EXPECT_TRUE(outbox_.empty());
 }
 
+TEST_F(StateReaderTest, ACancelledTransferEndsTheReading) {
+  const EndlessZeros zeros;
+  const auto state = Serve({zeros.item()});
+  std::promise<void> begun;
+  state->on_read = [&] { begun.set_value(); };
+  Ask(1, false);
+  reader_.FreezeUntilWait();
+  begun.get_future().wait();
+  reader_.OnCancelled(2);
+  EXPECT_EQ(state->reads, 1);
+  reader_.OnCancelled(1);
+  const absl::Time deadline = absl::Now() + kPatience;
+  while (state->reading && absl::Now() < deadline) std::this_thread::yield();
+  EXPECT_FALSE(state->reading);
+}
+
 TEST_F(StateReaderTest, AChangedStateIsHashedAnew) {
   const auto state = Serve({{"abc", "abc", 3}});
   const EndlessZeros zeros;
@@ -419,7 +422,7 @@ TEST_F(StateReaderTest, AnOfferWaitsForTheStagingMemory) {
   state->on_read = [&] { begun.set_value(ThisThread()); };
   Ask(1, true);
   auto pin = reader_.Freeze();
-  AwaitSleep(begun.get_future().get(), /*returned=*/{false});
+  AwaitSleep(begun.get_future().get());
   // A thaw does not wait for the memory.
   reader_.Thaw(pin, StateReader::State::kSame);
   EXPECT_FALSE(state->reading);
@@ -521,7 +524,7 @@ TEST_F(StateReaderTest, AnInterruptWaitsForACallThatReads) {
       returned = true;
     });
     while (!own.interrupted()) std::this_thread::yield();
-    AwaitSleep(thread, returned);
+    AwaitSleep(thread, &returned);
     EXPECT_FALSE(returned);
   }
   interrupter.join();
@@ -560,6 +563,19 @@ TEST_F(StateReaderTest, AfterTheEndNothingIsRead) {
   EXPECT_EQ(state->reads, 0);
   EXPECT_TRUE(outbox_.empty());
   EXPECT_TRUE(StateReader::OwnReading(&reader_).interrupted());
+}
+
+TEST_F(StateReaderTest, TheEndDoesNotWaitForTheStagingMemory) {
+  const auto state = Serve({{"abc", "abc", 3}});
+  ASSERT_TRUE(staging_->Acquire(absl::InfinitePast(), nullptr));
+  std::promise<pid_t> begun;
+  state->on_read = [&] { begun.set_value(ThisThread()); };
+  reader_.FreezeUntilWait();
+  Ask(1, true);
+  AwaitSleep(begun.get_future().get());
+  reader_.Stop();
+  reader_.AwaitStopped();
+  EXPECT_FALSE(state->reading);
 }
 
 }  // namespace

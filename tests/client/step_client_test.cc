@@ -8,15 +8,13 @@
 
 #include <atomic>
 #include <climits>
-#include <fstream>
-#include <string>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
 #include "client/src/connection.h"
 #include "client/src/error.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
+#include "tests/client/thread_sleep.h"
 
 namespace gradsync::client {
 namespace {
@@ -37,16 +35,6 @@ v1::StepDone VoidStep(std::uint64_t step) {
   return done;
 }
 
-// Until the thread sleeps.
-void AwaitSleep(pid_t thread) {
-  for (std::string state; state != "S"; std::this_thread::yield()) {
-    std::ifstream stat(absl::StrCat("/proc/self/task/", thread, "/stat"));
-    std::string id;
-    std::string name;
-    stat >> id >> name >> state;
-  }
-}
-
 // Waits for step 1, which becomes void. The wait wakes up only when the steps up to `last` are void
 // too. Returns its result.
 absl::Status LateWait(std::uint32_t last) {
@@ -62,7 +50,7 @@ absl::Status LateWait(std::uint32_t last) {
   std::atomic<pid_t> waiting{0};
   absl::Status status;
   std::thread waiter([&] {
-    waiting = static_cast<pid_t>(syscall(SYS_gettid));
+    waiting = ThisThread();
     status = steps.WaitBucket(1, 0, absl::InfiniteDuration());
   });
   while (waiting == 0) std::this_thread::yield();
