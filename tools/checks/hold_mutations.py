@@ -342,13 +342,19 @@ MUTATIONS = (
     Mutation(
         "a leaving rank gets the job's failure",
         "daemon/job/job.cc",
-        "    if (members_.IsLeaving(rank)) status = absl::OkStatus();\n",
+        "    if (members_.IsLeaving(rank) && !early) status = absl::OkStatus();\n",
+        "    (void)early;\n",
     ),
     Mutation(
-        "a leaving rank has the averages of a step",
-        "daemon/job/hold_policy.cc",
-        "if (!members_.IsLeaving(rank) || layouts_.StepRunning()) return false;",
-        "if (!members_.IsLeaving(rank)) return false;",
+        "a rank that leaves early is not told",
+        "daemon/job/job.cc",
+        "      job_->StopIf(job_->hold_.LeftEarly(*job_->environment_.clock), &actions_);\n",
+    ),
+    Mutation(
+        "a rank that has left early ends well",
+        "daemon/job/job.cc",
+        "members_.IsLeaving(rank) && !early",
+        "members_.IsLeaving(rank) && (early || !early)",
     ),
     Mutation(
         "a replacement leaves with its lost gradients",
@@ -505,13 +511,6 @@ MUTATIONS = (
         "daemon/job/layout_set.cc",
         "    if (!layout->IsFrozenFor(rank, replacement)) return false;\n    in_step = true;\n",
         "    if (layout->IsFrozenFor(rank, replacement)) in_step = true;\n",
-    ),
-    Mutation(
-        "a rank that left before the last step is a source",
-        "daemon/job/hold_policy.cc",
-        "return !terms_.options.HealsFromSurvivors() || "
-        "members_[rank].left_at == layouts_.StepsDecided();",
-        "return true;",
     ),
     Mutation(
         "a rank is healed between the ends of two steps",
