@@ -71,3 +71,9 @@ def test_what_is_written_can_be_read(tmp_path):
     for link in chain():
         ChainWriter(tmp_path, link.rank).add(link)
     assert read_chain(tmp_path, 2) == chain()
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path):
+    first, second, *_ = chain()
+    (tmp_path / "chain-0").write_text(first.line() + second.line()[:-20])
+    assert read_chain(tmp_path, 2) == [first]

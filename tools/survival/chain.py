@@ -61,12 +61,16 @@ class ChainWriter:
 
 
 def read_chain(folder: pathlib.Path, ranks: int) -> list[Link]:
-    """All links of a training, by rank and in the order in which they were written."""
+    """All links of a training, by rank and in the order in which they were written.
+
+    A line that is being written is left out.
+    """
     links = []
     for rank in range(ranks):
         path = folder / f"chain-{rank}"
         if path.exists():
-            links += [Link.of_line(line) for line in path.read_text().splitlines()]
+            whole, _, _ = path.read_text().rpartition("\n")
+            links += [Link.of_line(line) for line in whole.splitlines()]
     return links
 
 

@@ -301,6 +301,10 @@ class Places:
         if not planned:
             return None
         dead = self._log.dead()
+        if phase == FLIGHT:
+            # Two at once, if one has missed its step, would each wait for the other's mark.
+            waiting = [f for f in self._faults if f.phase == FLIGHT and f.number not in dead]
+            planned = [fault for fault in planned if fault in waiting[:1]]
         for fault in planned:
             if fault.number not in dead and (fault.after is None or fault.after in dead):
                 return fault
