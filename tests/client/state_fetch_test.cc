@@ -279,8 +279,8 @@ TEST_F(StateFetchTest, MessagesOfAnotherTransferAreIgnored) {
   EXPECT_TRUE(Next().has_fetch_state());
   Begin(1, 64);
   Begin(2, 2 * kStagingBytes);
-  SayChunk(1, 0, std::string(64, 'x'));
   SayChunk(2, 0, std::string(kStagingBytes, 'x'));
+  SayChunk(1, 9, std::string(64, 'x'));
   EXPECT_EQ(Next().state_read().transfer(), 2u);
   Cancel(1);
   SayChunk(2, 1, std::string(kStagingBytes, 'x'));
@@ -336,24 +336,31 @@ TEST_F(StateFetchTest, AStateTooLargeForThisMachineIsRefused) {
   ExpectError(fetched.get().status(), absl::StatusCode::kResourceExhausted, "MEMORY");
 }
 
-TEST_F(StateFetchTest, AnImpossibleChunkIsRefused) {
-  struct Case {
-    std::uint64_t state_bytes;
-    std::uint64_t number;
-    std::size_t bytes;
-  };
-  std::uint64_t transfer = 0;
-  for (const Case& one : {Case{64, 0, 128}, Case{64, 1, 64}, Case{64, 0, 0},
-                          Case{4 * kStagingBytes, 0, kStagingBytes + 1}}) {
-    auto fetched = Fetch(absl::InfiniteDuration());
-    if (transfer == 0) {
-      EXPECT_TRUE(Next().has_fetch_state());
-    }
-    Begin(++transfer, one.state_bytes);
-    SayChunk(transfer, one.number, std::string(one.bytes, 'x'));
-    ExpectError(fetched.get().status(), absl::StatusCode::kInternal, "PROTOCOL_VIOLATION");
-  }
+struct ImpossibleChunk {
+  const char* name;
+  std::uint64_t state_bytes;
+  std::uint64_t number;
+  std::size_t bytes;
+};
+constexpr ImpossibleChunk kImpossibleChunks[] = {
+    {"beyond_the_state", 64, 0, 128},
+    {"out_of_order", 64, 1, 64},
+    {"empty", 64, 0, 0},
+    {"beyond_the_staging_memory", 4 * kStagingBytes, 0, kStagingBytes + 1}};
+
+class ImpossibleChunkTest : public StateFetchTest,
+                            public testing::WithParamInterface<ImpossibleChunk> {};
+
+TEST_P(ImpossibleChunkTest, IsRefused) {
+  auto fetched = Fetch(absl::ZeroDuration());
+  EXPECT_TRUE(Next().has_fetch_state());
+  Begin(1, GetParam().state_bytes);
+  SayChunk(1, GetParam().number, std::string(GetParam().bytes, 'x'));
+  ExpectError(fetched.get().status(), absl::StatusCode::kInternal, "PROTOCOL_VIOLATION");
 }
+
+INSTANTIATE_TEST_SUITE_P(Each, ImpossibleChunkTest, testing::ValuesIn(kImpossibleChunks),
+                         [](const auto& chunk) { return std::string(chunk.param.name); });
 
 TEST_F(StateFetchTest, AStateThatCannotBeReadIsRefused) {
   const auto weight = std::make_shared<Weight>();

@@ -274,11 +274,17 @@ TEST_F(StateReaderTest, AThawWaitsForASourceThatReads) {
 TEST_F(StateReaderTest, ASourceThatFailsIsRefusedWithItsMessage) {
   const auto state = Serve({});
   state->failure = absl::InternalError("no optimizer yet");
-  const auto pin = reader_.Freeze();
+  auto pin = reader_.Freeze();
   Ask(4, true);
   const auto refused = outbox_.Next().state_refused();
   EXPECT_EQ(refused.transfer(), 4u);
   EXPECT_EQ(refused.reason(), "rank 1: no optimizer yet");
+  // It is not read again for that question.
+  for (int wait = 0; wait < 100; ++wait) {
+    reader_.Thaw(pin, StateReader::State::kSame);
+    pin = reader_.Freeze();
+  }
+  EXPECT_EQ(state->reads, 1);
   state->failure = absl::OkStatus();
   state->Set({{"", "x", 1}});
   Ask(5, true);

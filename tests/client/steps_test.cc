@@ -512,6 +512,23 @@ TEST_F(UsedParametersTest, VoidOrNextStepDropsHeldGradients) {
   EXPECT_EQ(GradientOf(layout(0), 3)[0], 9);
 }
 
+TEST_F(UsedParametersTest, VoidNextStepKeepsHeldGradients) {
+  for (const std::uint32_t rank : {0u, 1u}) {
+    GradientOf(layout(rank), 3)[0] = 7;
+    ASSERT_TRUE(layout(rank).MarkUnused(1, 3).ok());
+    ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
+  }
+  while (layout(0).next_step() == 1) std::this_thread::yield();
+  GradientOf(layout(0), 4)[0] = 5;
+  ASSERT_TRUE(layout(0).MarkUnused(2, 4).ok());
+  ASSERT_TRUE(layout(1).WaitStep(1).ok());
+  ASSERT_TRUE(layout(1).AbandonStep(2, "no").ok());
+  while (layout(0).next_step() == 2) std::this_thread::yield();
+  ASSERT_TRUE(layout(0).WaitStep(1).ok());
+  EXPECT_EQ(GradientOf(layout(0), 3)[0], 7);
+  EXPECT_EQ(GradientOf(layout(0), 4)[0], 0);
+}
+
 TEST_F(UsedParametersTest, MarkUnusedAfterMarkReadyIsRefused) {
   Layout& mine = layout(0);
   const absl::Status unknown = mine.MarkUnused(1, 10);

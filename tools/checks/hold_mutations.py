@@ -1232,12 +1232,6 @@ MUTATIONS = (
         "        !reader",
     ),
     Mutation(
-        "an item that arrives may lie beyond the state",
-        "client/src/state_image.cc",
-        "offset > bytes || sizes[i] > bytes - offset",
-        "offset > bytes",
-    ),
-    Mutation(
         "a state that arrives may be longer than its items",
         "client/src/state_image.cc",
         '  if (offset != bytes) return Broken("its length");\n',
@@ -1272,7 +1266,7 @@ MUTATIONS = (
         "  (void)used;\n",
     ),
     Mutation(
-        "gradients of a void step are put back",
+        "a void step takes the gradients of the one before",
         "client/src/step_client.cc",
         "  if (complete && !held.empty()) {\n",
         "  if (!held.empty()) {\n",
