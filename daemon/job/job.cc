@@ -293,9 +293,9 @@ absl::Status Job::FetchState(RankSession session, StagingMemory staging, std::ui
   Transaction transaction(this);
   if (absl::Status bad = rules_.CheckHeals(session.rank, "FetchState"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
-  const std::uint64_t ns = timeout_ns != 0 ? timeout_ns : terms_.options.hold_timeout_ns;
-  return healing_.Fetch(session.rank, std::move(staging), environment_.clock->NowNs() + ns,
-                        transaction.actions());
+  const std::uint64_t deadline_ns =
+      timeout_ns == 0 ? StateHealing::kNoDeadline : environment_.clock->NowNs() + timeout_ns;
+  return healing_.Fetch(session.rank, std::move(staging), deadline_ns, transaction.actions());
 }
 
 absl::Status Job::OfferState(RankSession session, std::uint64_t transfer, std::uint64_t bytes,

@@ -136,7 +136,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // collectives, tells it which.
   absl::Status QueryCollectives(RankSession session, absl::Duration waited);
   // ---- The state of the model: see StateHealing.
-  // `timeout_ns`: until the rank may mark buckets; 0: hold_timeout. `staging` is populated.
+  // `timeout_ns`: until the rank may mark buckets; 0: no deadline. hold_timeout still ends the
+  // job if others wait. `staging` is populated.
   absl::Status FetchState(RankSession session, StagingMemory staging, std::uint64_t timeout_ns);
   absl::Status OfferState(RankSession session, std::uint64_t transfer, std::uint64_t bytes,
                           StagingMemory staging);

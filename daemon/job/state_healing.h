@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -153,6 +154,9 @@ class StateHealing {
   // `terms` and `members` outlive this.
   StateHealing(const JobTerms& terms, Membership* members, OnCopied copied)
       : terms_(terms), members_(members), copied_(std::move(copied)) {}
+
+  // For Fetch(): the request has no deadline. hold_timeout still ends the job if others wait.
+  static constexpr std::uint64_t kNoDeadline = std::numeric_limits<std::uint64_t>::max();
 
   // ---- Messages of ranks. A Status that is not OK ends the rank's session. A message of a
   // transfer that has ended is ignored.

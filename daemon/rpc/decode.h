@@ -40,7 +40,7 @@ struct OperationRequest {
 absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
                                                  std::uint64_t staging_bytes, std::uint64_t now_ns);
 absl::StatusOr<OperationRequest> DecodeBarrier(const v1::Barrier& message, std::uint64_t now_ns);
-// How long a replacement waits for the state of the model; 0: hold_timeout.
+// How long a replacement waits for the state of the model; 0: for as long as its job goes on.
 std::uint64_t DecodeStateTimeoutNs(const v1::FetchState& message);
 // Checks that the size is possible.
 absl::Status CheckStateOffer(const v1::StateOffer& message);

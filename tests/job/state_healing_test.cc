@@ -604,6 +604,23 @@ TEST_F(StateHealingTest, RequestTimesOutBeforeAnyRankIsFrozen) {
   EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty()) << "nobody asks any more";
 }
 
+// The survivors validate, and nobody waits.
+TEST_F(StateHealingTest, RequestWithoutTimeoutLastsWhileNoRankWaits) {
+  Begin(2);
+  Lose(1);
+  Return(1);
+  ASSERT_TRUE(Fetch(1).ok());
+  clock_.Advance(10 * kHoldTimeoutNs);
+  job_->Tick();
+  EXPECT_TRUE(sink(1).Of<StateFailedMessage>().empty());
+  EXPECT_FALSE(job_->HasEnded());
+  End({0}, 2);
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  Heal(1, {0});
+  End({1}, 2);
+  ExpectComplete({0, 1});
+}
+
 TEST_F(StateHealingTest, SourceThatRefusesIsReplacedUntilNoneIsLeft) {
   BeginTransfer();
   EXPECT_TRUE(job_->RefuseState(Of(0), transfer_, "a tensor is on a GPU").ok());

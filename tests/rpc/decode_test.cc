@@ -638,7 +638,7 @@ TEST(DecodeStateTest, BoundsOffersAndTimeouts) {
     ExpectRefused(CheckStateOffer(offer), kInvalid, "MALFORMED", {"StateOffer", "16 TiB"});
   }
   v1::FetchState fetch;
-  EXPECT_EQ(DecodeStateTimeoutNs(fetch), 0u);  // hold_timeout
+  EXPECT_EQ(DecodeStateTimeoutNs(fetch), 0u);  // no deadline
   fetch.set_timeout_ms(kMax);
   EXPECT_EQ(DecodeStateTimeoutNs(fetch), kWeekMs * kNsPerMs);
 }

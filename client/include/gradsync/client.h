@@ -567,7 +567,8 @@ class Session {
   // In a replacement: the layouts that the job has now; it registers them. Otherwise: none.
   virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;
   // In a replacement: gets the state of the model from a living rank. `timeout`: until ConfirmState
-  // returns; infinite: hold_timeout.
+  // returns. It may be infinite: if other ranks wait for this one for longer than hold_timeout, the
+  // job ends.
   //   UNAVAILABLE          STATE_UNAVAILABLE: every rank that has the state refused or was silent;
   //                        the message says why.
   //   DEADLINE_EXCEEDED    STATE_UNAVAILABLE: not in time. Call it again.

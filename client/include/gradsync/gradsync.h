@@ -514,7 +514,8 @@ GRADSYNC_EXPORT void gradsync_current_layouts_destroy(gradsync_current_layouts_t
 typedef struct gradsync_state_image gradsync_state_image_t;
 
 /* In a replacement: gets the state of the model from a living rank. `timeout`: until
- * gradsync_confirm_state() returns; GRADSYNC_FOREVER: the job's hold_timeout. */
+ * gradsync_confirm_state() returns. It may be GRADSYNC_FOREVER: if other ranks wait for this one
+ * for longer than hold_timeout, the job ends. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_fetch_state(
     gradsync_session_t* session, int64_t timeout, gradsync_state_image_t** image);
 /* The rank that gave it. */

@@ -350,7 +350,8 @@ class Session:
         confirm_state().
 
         Args:
-          timeout: seconds until confirm_state() returns; None: the job's hold_timeout.
+          timeout: seconds until confirm_state() returns; None: no limit. If other ranks wait for
+            this one for longer than hold_timeout, the job ends.
 
         Raises:
           UnavailableError: STATE_UNAVAILABLE: every rank that has the state refused or was silent.
