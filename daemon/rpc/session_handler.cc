@@ -187,7 +187,7 @@ void SessionHandler::StreamEnded(const absl::Status& end, const std::string& dis
               {"bucket", DetailsOf(why).Value(field::kBucket)},
               {"why", left ? "left" : why.message()}});
   // The session holds the stream as its sink.
-  if (known || !disconnected.empty()) {
+  if (known) {
     context_.sessions->End(std::move(session_), closed);
   } else {
     context_.sessions->ConnectionClosed(std::move(session_), closed);

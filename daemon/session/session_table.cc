@@ -226,7 +226,8 @@ void SessionTable::ConnectionClosed(std::shared_ptr<Session> session, const absl
   if (session->identity().hold && DetailsOf(why).reason != reason::kProcessEnded.text()) {
     MutexLock lock(&mutex_);
     if (!draining_ && sessions_.count(incarnation) > 0) {
-      closed_[incarnation] = {std::move(session), why, clock_->NowNs() + policy_.lease_ns};
+      closed_[incarnation] = {std::move(session), why, clock_->NowNs() + policy_.lease_ns,
+                              /*killed=*/false};
       return;
     }
   }
@@ -237,14 +238,15 @@ bool SessionTable::KillToHold(const std::shared_ptr<Session>& session, const abs
   const SessionIdentity& identity = session->identity();
   if (!identity.hold || draining() || !session->job().WouldHold(identity.session())) return false;
   if (!Kill(identity.process)) return false;
-  LogLimited(LogLevel::kWarning, "killed a silent process, so that its rank can be replaced",
+  LogLimited(LogLevel::kWarning, "killed a process, so that its rank can be replaced",
              {{"job", session->job().job_id()},
               {"rank", identity.rank},
               {"pid", identity.process.pid},
               {"why", why.message()}});
   MutexLock lock(&mutex_);
   if (sessions_.count(identity.incarnation) == 0) return true;
-  closed_[identity.incarnation] = {session, why, clock_->NowNs() + policy_.lease_ns};
+  closed_[identity.incarnation] = {session, why, clock_->NowNs() + policy_.lease_ns,
+                                   /*killed=*/true};
   return true;
 }
 
@@ -259,7 +261,7 @@ void SessionTable::EndClosed(bool all) {
     if (HasEnded(process, /*patience_ms=*/0)) {
       End(one.session, ProcessEndedError(process));
     } else if (all || clock_->NowNs() >= one.expires_ns) {
-      End(one.session, one.why);
+      if (one.killed || !KillToHold(one.session, one.why)) End(one.session, one.why);
     }
   }
 }

@@ -105,7 +105,8 @@ class SessionTable {
   void End(std::shared_ptr<Session> session, const absl::Status& why);
   // The session's connection was closed without Leave: ends the session with `why`. Under policy
   // `hold`, unless the daemon drains, this first waits for the end of the process, so that the job
-  // can hold the rank. If the process still lives one lease later, the session ends with `why`.
+  // can hold the rank. A process that still lives one lease later is killed. If the daemon
+  // may not kill it, or the job would not hold the rank, the session ends with `why`.
   void ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why);
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.
@@ -131,9 +132,11 @@ class SessionTable {
     std::shared_ptr<Session> session;
     absl::Status why;
     std::uint64_t expires_ns = 0;
+    bool killed = false;
   };
 
-  // Ends the closed sessions whose process has ended or whose time has expired; `all`: every one.
+  // Ends the closed sessions whose process has ended. Kills the processes whose time has expired,
+  // and ends the session if that is of no use; `all`: ends every session.
   void EndClosed(bool all);
   // The session's lease has expired. If the job would hold the rank once the process has ended,
   // kills the process, because it could write to its gradients later, and returns true. The session

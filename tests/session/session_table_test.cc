@@ -417,18 +417,6 @@ TEST_F(HeldSessionTest, ClosedOneIsHeldWhenItsProcessHasEnded) {
   EXPECT_TRUE(OpenHeld(1).session.ok());
 }
 
-TEST_F(HeldSessionTest, ClosedOneWhoseProcessLivesEndsTheJobAfterItsLease) {
-  Begin();
-  Close(1);
-  clock_.Advance(sessions_.policy().lease_ns - 1);
-  sessions_.Tick();
-  EXPECT_FALSE(opened_[0].ended());
-  clock_.Advance(1);
-  sessions_.Tick();
-  EXPECT_EQ(EndOf(0), "RANK_LOST");
-  EXPECT_EQ(sessions_.Sessions().size(), 1u) << "the stream of rank 0 has not ended";
-}
-
 // A process that sleeps until it is killed.
 class Sleeper {
  public:
@@ -450,6 +438,51 @@ class Sleeper {
  private:
   const pid_t pid_;
 };
+
+TEST_F(HeldSessionTest, ClosedOneWhoseProcessLivesIsKilledAfterItsLeaseAndThenHeld) {
+  Sleeper sleeper;
+  process_of_1_ = sleeper.Process();
+  Begin();
+  Close(1);
+  clock_.Advance(sessions_.policy().lease_ns - 1);
+  opened_[0]->Heard(clock_.NowNs());
+  sessions_.Tick();
+  EXPECT_FALSE(HasEnded(*process_of_1_, /*patience_ms=*/0));
+  clock_.Advance(1);
+  sessions_.Tick();
+  EXPECT_TRUE(HasEnded(*process_of_1_, /*patience_ms=*/10'000));
+  sessions_.Tick();
+  EXPECT_EQ(EndOf(1), "PROCESS_ENDED");
+  EXPECT_FALSE(opened_[0].ended());
+  EXPECT_TRUE(OpenHeld(1).session.ok());
+}
+
+TEST_F(HeldSessionTest, ClosedOneThatCannotBeKilledEndsTheJobAfterItsLease) {
+  Begin();  // a pipe is no process
+  Close(1);
+  clock_.Advance(sessions_.policy().lease_ns - 1);
+  sessions_.Tick();
+  EXPECT_FALSE(opened_[0].ended());
+  clock_.Advance(1);
+  sessions_.Tick();
+  EXPECT_EQ(EndOf(0), "RANK_LOST");
+  EXPECT_EQ(sessions_.Sessions().size(), 1u) << "the stream of rank 0 has not ended";
+}
+
+// No other rank would have the state.
+TEST_F(HeldSessionTest, ClosedOneWhoseRankIsNotHeldIsNotKilled) {
+  Sleeper sleeper;
+  process_of_1_ = sleeper.Process();
+  Begin();
+  Die(0);
+  Close(0);
+  sessions_.Tick();
+  Close(1);
+  clock_.Advance(sessions_.policy().lease_ns);
+  sessions_.Tick();
+  EXPECT_TRUE(opened_[1].ended());
+  EXPECT_FALSE(HasEnded(*process_of_1_, /*patience_ms=*/0));
+}
 
 TEST_F(HeldSessionTest, SilentOneIsKilledAndThenHeld) {
   Sleeper sleeper;
