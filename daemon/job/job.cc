@@ -542,6 +542,11 @@ bool Job::Formed() const {
   return members_.Formed();
 }
 
+bool Job::IsHeld(std::uint32_t rank) const {
+  MutexLock lock(&mutex_);
+  return phase_ == Phase::kActive && rank < world_size_ && members_[rank].state == RankState::kHeld;
+}
+
 bool Job::HasCompleted(std::uint32_t rank) const {
   MutexLock lock(&mutex_);
   return phase_ == Phase::kActive && hold_.HasCompleted(rank);

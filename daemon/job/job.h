@@ -171,6 +171,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool Empty() const;
   // Every rank has joined once.
   bool Formed() const;
+  // The rank is lost, and the job waits for its next session.
+  bool IsHeld(std::uint32_t rank) const;
   // The policy is `hold`, every rank has joined, the job has not failed, and this rank has left it
   // for good or finished.
   bool HasCompleted(std::uint32_t rank) const;

@@ -31,6 +31,13 @@ bool JobTable::HasCompletedLocked(const JobKey& key, std::uint32_t rank) const {
   return last != nullptr && last->HasCompleted(rank);
 }
 
+bool JobTable::IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank) const {
+  return std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
+    const JobKey& other = entry.first;
+    return other.uid == key.uid && other.job_id == key.job_id && entry.second->IsHeld(rank);
+  });
+}
+
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
@@ -60,6 +67,14 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     if (!goes_on) superseded->push_back(current);
     former_.push_back(current);
     jobs_.erase(found);
+  } else if (options.Holds() && IsHeldElsewhereLocked(key, rank)) {
+    // A job of its own would wait for the other ranks in vain.
+    return MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
+                     absl::StrCat("rank ", rank, " of job '", key.job_id,
+                                  "' is lost and waits for a replacement, but this process has "
+                                  "another job token. Start it with the job's GRADSYNC_JOB_TOKEN; "
+                                  "another run needs another job_id."),
+                     {{field::kJob, key.job_id}, {field::kRank, rank}});
   } else {
     // Retired jobs are in no order: a superseded generation may end later than its successor.
     for (const auto& old : retired_) {

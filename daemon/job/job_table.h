@@ -40,11 +40,13 @@ class JobTable final : public JobFinder {
   // generation, and only a rank whose session is lost can be joined. A rank that has left a full
   // job for good, or has finished, cannot join it again while the table remembers the job: the
   // process is a replacement that comes too late. But a session for a rank that stays supersedes
-  // the job.
+  // the job. A rank that a full job of the same user and id holds does not begin another job with
+  // another token: its process is a replacement with the wrong token.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
   //                        with policy `hold`, the rank has left the job or has finished.
+  //   PERMISSION_DENIED    CREDENTIALS: a job that holds this rank has another token.
   //   RESOURCE_EXHAUSTED   too many jobs of this user.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
                                             std::uint32_t world_size, const JobOptions& options,
@@ -76,6 +78,9 @@ class JobTable final : public JobFinder {
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
                                                     const JobOptions& options, JobList* superseded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A job of the same user and id, with another token, holds this rank.
+  bool IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Job::HasCompleted of the job's last generation.
   bool HasCompletedLocked(const JobKey& key, std::uint32_t rank) const

@@ -130,17 +130,19 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
 }
 
 void SessionTable::EndIfDead(const JoinRequest& join) {
-  std::shared_ptr<Session> holder;
-  {
-    MutexLock lock(&mutex_);
-    for (const auto& [incarnation, session] : sessions_) {
-      const SessionIdentity& identity = session->identity();
-      if (identity.rank == join.rank && identity.job_key == join.key.Text()) holder = session;
+  std::vector<std::shared_ptr<Session>> holders;
+  for (std::shared_ptr<Session>& session : Sessions()) {
+    const SessionIdentity& identity = session->identity();
+    // Whatever its token: JobTable refuses a replacement with another one.
+    if (identity.rank == join.rank && identity.process.uid == join.key.uid &&
+        session->job().job_id() == join.key.job_id) {
+      holders.push_back(std::move(session));
     }
   }
-  if (holder == nullptr) return;
-  const ClientProcess& process = holder->identity().process;
-  if (HasEnded(process, /*patience_ms=*/0)) End(holder, ProcessEndedError(process));
+  for (const std::shared_ptr<Session>& holder : holders) {
+    const ClientProcess& process = holder->identity().process;
+    if (HasEnded(process, /*patience_ms=*/0)) End(holder, ProcessEndedError(process));
+  }
 }
 
 void SessionTable::Note(const ClientProcess& process,

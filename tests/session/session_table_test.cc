@@ -402,6 +402,32 @@ TEST_F(HeldSessionTest, DeadOneMakesRoomForTheNextOneAtOnce) {
   EXPECT_EQ(next->identity().generation, 1u);
 }
 
+// Also if it comes before the news of the loss.
+TEST_F(HeldSessionTest, ReplacementWithAnotherTokenIsRefusedAndTheRankStaysHeld) {
+  request_.token = "token of the job";
+  Begin();
+  request_.token = "another one";
+  Die(1);
+  ExpectError(OpenHeld(1).session.status(), absl::StatusCode::kPermissionDenied, "CREDENTIALS",
+              {"rank 1 of job 'run' is lost", "another job token", "another job_id"});
+  EXPECT_EQ(jobs_.Jobs().size(), 1u) << "it has begun no job of its own";
+  EXPECT_FALSE(opened_[0].ended());
+  request_.token = "token of the job";
+  EXPECT_TRUE(OpenHeld(1).session.ok());
+}
+
+TEST_F(HeldSessionTest, AnotherTokenIsAnotherJobUnlessTheRankIsHeld) {
+  request_.token = "token of the job";
+  Begin();
+  request_.token = "another one";
+  const Opened other = OpenHeld(0);
+  ASSERT_TRUE(other.session.ok()) << other.session.status();
+  EXPECT_NE(&other.job(), &opened_[0].job());
+  Die(1);
+  OpenHeld(1);  // the other job is there, and waits for its rank 1
+  EXPECT_EQ(jobs_.Jobs().size(), 2u);
+}
+
 // A killed process closes its connection a moment before the kernel reports its end.
 TEST_F(HeldSessionTest, ClosedOneIsHeldWhenItsProcessHasEnded) {
   Begin();

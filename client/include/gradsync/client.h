@@ -471,7 +471,8 @@ class Session {
   //   UNAVAILABLE          DAEMON_LOST: no daemon at `socket`. WAIT_TIMEOUT: it does not answer.
   //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` in time.
   //                        DRAINING.
-  //   PERMISSION_DENIED    CREDENTIALS: the socket's permissions, or a missing token.
+  //   PERMISSION_DENIED    CREDENTIALS: the socket's permissions, or a missing token. With kHold: a
+  //                        job that holds this rank has another token.
   //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms, or of a
   //                        job with kHold.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'. LEFT:
