@@ -151,7 +151,8 @@ absl::Status HoldPolicy::LeftEarly(const Clock& clock) const {
 StateHealing::Standing HoldPolicy::StandingOf(std::uint32_t rank, std::uint32_t replacement) const {
   const RankState state = members_[rank].state;
   if (state == RankState::kLive || state == RankState::kHealing) {
-    return layouts_.IsFrozenFor(rank, replacement) ? StateHealing::Standing::kFrozen
+    if (layouts_.IsFrozenFor(rank, replacement)) return StateHealing::Standing::kFrozen;
+    return layouts_.HasBegunFor(rank, replacement) ? StateHealing::Standing::kBegun
                                                    : StateHealing::Standing::kHasState;
   }
   return members_.IsLeaving(rank) ? StateHealing::Standing::kFrozen : StateHealing::Standing::kNone;

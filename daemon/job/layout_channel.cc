@@ -571,8 +571,12 @@ void LayoutChannel::RankRejoined(std::uint32_t rank, DeferredActions* actions) {
 }
 
 bool LayoutChannel::IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const {
+  return HasBegunFor(rank, replacement) && step_.Ended(rank);
+}
+
+bool LayoutChannel::HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const {
   // If a lost session of `replacement` has ended the step, the next step is its first one.
-  return step_.phase() == Phase::kRunning && step_.Ended(rank) && !step_.Ended(replacement);
+  return step_.phase() == Phase::kRunning && step_.Has(rank) && !step_.Ended(replacement);
 }
 
 bool LayoutChannel::RankWaits() const {

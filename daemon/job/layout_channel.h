@@ -118,6 +118,8 @@ class LayoutChannel {
   // rank that came back after a loss: so it has the state of the model that the replacement needs,
   // and does not change it.
   bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
+  // The same, but the rank may still compute: it has begun the step.
+  bool HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const;
   // Some rank has begun the running step, which needs a rank that is missing, or that came back and
   // has no memory yet.
   bool RankWaits() const;

@@ -425,15 +425,28 @@ bool LayoutSet::RankWaits() const {
                      [](const auto& entry) { return entry.second->RankWaits(); });
 }
 
-bool LayoutSet::IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const {
+bool LayoutSet::AllRunningSteps(std::uint32_t replacement,
+                                absl::FunctionRef<bool(const LayoutChannel&)> pass) const {
   bool in_step = false;
   for (const auto& [channel, layout] : layouts_) {
     // A step of a layout that some rank has released is void soon, and changes no state.
     if (!layout->running() || layout->released(replacement)) continue;
-    if (!layout->IsFrozenFor(rank, replacement)) return false;
+    if (!pass(*layout)) return false;
     in_step = true;
   }
   return in_step;
+}
+
+bool LayoutSet::IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const {
+  return AllRunningSteps(replacement, [rank, replacement](const LayoutChannel& layout) {
+    return layout.IsFrozenFor(rank, replacement);
+  });
+}
+
+bool LayoutSet::HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const {
+  return AllRunningSteps(replacement, [rank, replacement](const LayoutChannel& layout) {
+    return layout.HasBegunFor(rank, replacement);
+  });
 }
 
 std::string LayoutSet::EndedAndOwed(std::uint32_t rank) const {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -79,6 +80,8 @@ class LayoutSet {
   // The rank has ended every running step, and there is one: until its verdict the rank has the
   // state of the model that `replacement` needs for its first step, and does not change it.
   bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
+  // The same, but the rank may still compute: it has begun every running step.
+  bool HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const;
   // The rank, which is missing, has ended the running step of one layout, and owes the running step
   // of another: "steps 8 of layout 'a' and 3 of layout 'b'"; or "".
   std::string EndedAndOwed(std::uint32_t rank) const;
@@ -122,6 +125,10 @@ class LayoutSet {
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
 
  private:
+  // Of the running steps of layouts that `replacement` has not released: all of them pass, and
+  // there is one.
+  bool AllRunningSteps(std::uint32_t replacement,
+                       absl::FunctionRef<bool(const LayoutChannel&)> pass) const;
   // An agreement that failed before every rank had asked for it.
   struct FailedAgreement {
     std::string name;

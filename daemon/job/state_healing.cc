@@ -106,6 +106,10 @@ bool StateHealing::HasGivenUp(const Request& request, RankSession session) {
                      [session](const GivenUp& given_up) { return given_up.session == session; });
 }
 
+bool StateHealing::IsGivenUp(std::uint32_t rank) {
+  return HasGivenUp(*RequestOf(transfer_->replacement()), members_->SessionOf(rank));
+}
+
 bool StateHealing::IsLoading(RankSession replacement) const {
   const Member& member = (*members_)[replacement.rank];
   return member.state == RankState::kLoading && member.incarnation == replacement.incarnation;
@@ -211,6 +215,7 @@ absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfe
     return absl::OkStatus();
   }
   StateTransfer::Asked* const asked = transfer_->FindAsked(rank);
+  if (asked == nullptr && IsGivenUp(rank)) return absl::OkStatus();  // too late
   if (asked == nullptr || asked->answered) {
     return Breach(rank, "StateDigests, which nobody asked for");
   }
@@ -244,6 +249,7 @@ absl::Status StateHealing::Refuse(std::uint32_t rank, std::uint64_t transfer, ab
     return absl::OkStatus();
   }
   if (transfer_->replacement().rank != rank) {
+    if (IsGivenUp(rank)) return absl::OkStatus();
     if (transfer_->FindAsked(rank) == nullptr) {
       return Breach(rank, "StateRefused, but nobody asked it");
     }
@@ -273,14 +279,14 @@ absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
     bool goes_on = RequestOf(replacement) != requests_.end();
     for (const StateTransfer::Asked& asked : transfer_->asked()) {
       const bool same = members_->SessionOf(asked.session.rank) == asked.session;
-      goes_on =
-          goes_on && same && standing_of(asked.session.rank, replacement.rank) == Standing::kFrozen;
+      const Standing least = asked.frozen_ns.has_value() ? Standing::kFrozen : Standing::kBegun;
+      goes_on = goes_on && same && standing_of(asked.session.rank, replacement.rank) >= least;
     }
     if (!goes_on) Cancel(actions);
   }
   if (!diverged_.ok()) return diverged_;
   if (transfer_.has_value()) {
-    AskFrozen(standing_of, now_ns, actions);
+    AskRanks(standing_of, now_ns, actions);
     MaybeAdmit(actions);
   }
   // A copy of an earlier transfer may still write to the replacement's staging memory.
@@ -288,21 +294,38 @@ absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
   return absl::OkStatus();
 }
 
-void StateHealing::AskFrozen(StandingOf standing_of, std::uint64_t now_ns,
-                             DeferredActions* actions) {
+bool StateHealing::WasCompared(std::uint32_t rank) const {
+  const Member& member = (*members_)[rank];
+  return member.state == RankState::kHealing && !member.stepped;
+}
+
+void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
+                            DeferredActions* actions) {
   const RankSession replacement = transfer_->replacement();
+  transfer_->not_begun.clear();
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (rank == replacement.rank || transfer_->FindAsked(rank) != nullptr) continue;
+    if (rank == replacement.rank) continue;
     const RankSession session = members_->SessionOf(rank);
-    if (standing_of(rank, replacement.rank) != Standing::kFrozen) continue;
-    if (HasGivenUp(*RequestOf(replacement), session)) continue;
-    transfer_->Ask(session, now_ns);
+    const Standing standing = standing_of(rank, replacement.rank);
+    const bool frozen = standing == Standing::kFrozen;
+    if (StateTransfer::Asked* const asked = transfer_->FindAsked(rank); asked != nullptr) {
+      if (frozen && !asked->frozen_ns.has_value()) asked->frozen_ns = now_ns;
+      continue;
+    }
+    if (standing == Standing::kNone || HasGivenUp(*RequestOf(replacement), session)) continue;
+    if (!frozen && WasCompared(rank)) continue;
+    if (standing == Standing::kHasState) {
+      transfer_->not_begun.push_back(rank);
+      continue;
+    }
+    transfer_->Ask(session, frozen ? std::optional(now_ns) : std::nullopt);
     members_->Send(rank, StateQuestionMessage{transfer_->number(), /*offer=*/false}, actions);
   }
 }
 
 void StateHealing::MaybeAdmit(DeferredActions* actions) {
   if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;
+  if (!transfer_->not_begun.empty()) return;
   const RankSession replacement = transfer_->replacement();
   const StateTransfer::Digests& living = *transfer_->living;
   const std::string difference =
@@ -350,7 +373,7 @@ bool StateHealing::TryBegin(const Request& request, StandingOf standing_of, std:
     transfer_.emplace(++transfers_, session, request.replacement, request.staging, now_ns);
     transfer_->Ask(session, now_ns);
     members_->Send(rank, StateQuestionMessage{transfers_, /*offer=*/true}, actions);
-    AskFrozen(standing_of, now_ns, actions);
+    AskRanks(standing_of, now_ns, actions);
     return true;
   }
   return hope;
@@ -415,8 +438,8 @@ void StateHealing::GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions) 
   const std::uint64_t patience_ns = kSilenceNs + transfer_->bytes() * kHashNsPerByte;
   std::vector<RankSession> silent;
   for (const StateTransfer::Asked& asked : transfer_->asked()) {
-    if (asked.answered) continue;
-    if (now_ns < std::max(asked.since_ns, transfer_->loaded_ns) + patience_ns) continue;
+    if (asked.answered || !asked.frozen_ns.has_value()) continue;
+    if (now_ns < std::max(*asked.frozen_ns, transfer_->loaded_ns) + patience_ns) continue;
     silent.push_back(asked.session);
   }
   for (const RankSession session : silent) {
@@ -473,7 +496,13 @@ std::string StateHealing::Waiting(const Request& request) const {
     if (!asked.answered) late.push_back(asked.session.rank);
   }
   if (!transfer_->loaded.has_value()) late.push_back(request.replacement.rank);
-  return absl::StrCat("no digests of rank ", absl::StrJoin(late, ", "));
+  std::vector<std::string> whys;
+  if (!late.empty()) whys.push_back(absl::StrCat("no digests of rank ", absl::StrJoin(late, ", ")));
+  if (!transfer_->not_begun.empty()) {
+    whys.push_back(absl::StrCat("rank ", absl::StrJoin(transfer_->not_begun, ", "),
+                                " has neither begun the step nor left"));
+  }
+  return absl::StrJoin(whys, "; ");
 }
 
 absl::Status StateHealing::TimedOut(const Request& request) const {

@@ -53,7 +53,8 @@ class StateTransfer {
   struct Asked {
     RankSession session;
     bool answered = false;
-    std::uint64_t since_ns = 0;
+    // Since when it is frozen, and so can answer. Nullopt: it still computes.
+    std::optional<std::uint64_t> frozen_ns;
   };
 
   StateTransfer(std::uint64_t number, RankSession source, RankSession replacement,
@@ -94,14 +95,16 @@ class StateTransfer {
   void Read(std::uint64_t now_ns);
 
   // ---- Digests
-  void Ask(RankSession session, std::uint64_t now_ns) {
-    asked_.push_back({session, false, now_ns});
+  void Ask(RankSession session, std::optional<std::uint64_t> frozen_ns) {
+    asked_.push_back({session, false, frozen_ns});
   }
   void Drop(std::uint32_t rank);
   const std::vector<Asked>& asked() const { return asked_; }
   // Null if the rank was not asked.
   Asked* FindAsked(std::uint32_t rank);
   bool AllAnswered() const;
+  // The living ranks that must be compared and cannot be asked yet: they have not begun the step.
+  std::vector<std::uint32_t> not_begun;
   // The digests of the first living rank that has answered, and those of the replacement.
   struct Digests {
     std::uint32_t rank = 0;
@@ -127,7 +130,8 @@ class StateTransfer {
 
 // Serves the replacements that have asked for the state, one at a time. Chooses a source among the
 // ranks whose state is frozen, and another one if it refuses, is silent or is lost. Asks every
-// frozen rank for its digests, and admits the replacement when all of them agree.
+// living rank for its digests once it has begun the step, and admits the replacement when all of
+// them agree.
 //
 // Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps its
 // staging memory mapped. The job lives until no copy is in flight.
@@ -137,7 +141,8 @@ class StateHealing {
   enum class Standing : std::uint8_t {
     kNone,      // it does not have the state that the replacement needs
     kHasState,  // it has that state, or will have it, but may change it
-    kFrozen,    // it has that state and does not change it: it can be read
+    kBegun,     // it has that state and does not change it; it answers once it waits
+    kFrozen,    // the same, and it waits: it can be read
   };
   using StandingOf = absl::FunctionRef<Standing(std::uint32_t rank, std::uint32_t replacement)>;
   // A copy has ended. Called without the job's lock; the job takes it and calls Copied().
@@ -179,13 +184,13 @@ class StateHealing {
   void Copied(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- Called at the end of every change of the job.
-  // Ends the transfer if a rank that was asked is not frozen any more, asks ranks that have become
-  // frozen, admits the replacement when all digests agree, and begins the next transfer. A Status
-  // that is not OK ends the job: RANKS_DIVERGED.
+  // Ends the transfer if the source is not frozen any more, or a rank that was asked may change its
+  // state. Asks ranks that have begun the step, admits the replacement when all digests agree, and
+  // begins the next transfer. A Status that is not OK ends the job: RANKS_DIVERGED.
   absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   // Gives up a silent source. Fails the request of a replacement that is too slow, so that the next
-  // one is served. Stops waiting for the digests of a rank that owes them for too long after the
-  // replacement has sent its own. Fails requests whose deadline has passed.
+  // one is served. Stops waiting for the digests of a frozen rank that owes them for too long after
+  // the replacement has sent its own. Fails requests whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
   // The job has ended: ends the transfer. Nothing begins any more.
   void Stop(DeferredActions* actions);
@@ -217,18 +222,24 @@ class StateHealing {
                              bool* current) const;
   std::vector<Request>::iterator RequestOf(RankSession replacement);
   static bool HasGivenUp(const Request& request, RankSession session);
+  // The present transfer does without the rank.
+  bool IsGivenUp(std::uint32_t rank);
   bool IsLoading(RankSession replacement) const;
   void AskChunk(DeferredActions* actions);
   // Ends the transfer. The source, the replacement and the ranks that were asked hear of it.
   void Cancel(DeferredActions* actions);
   void GiveUpSource(std::string why, DeferredActions* actions);
-  void AskFrozen(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
+  // The rank was compared when it was admitted, and has completed no step since.
+  bool WasCompared(std::uint32_t rank) const;
+  // Asks the living ranks that have begun the step and were not asked.
+  void AskRanks(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSlowReplacement(std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions);
   // The replacement is told `why` its request is over. Returns the request after it.
   std::vector<Request>::iterator Fail(std::vector<Request>::iterator request, absl::Status why,
                                       DeferredActions* actions);
-  // Admits the replacement if all digests agree; ends its session if only its own differ.
+  // Admits the replacement if every living rank was asked and all digests agree; ends its session
+  // if only its own differ.
   void MaybeAdmit(DeferredActions* actions);
   void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   // Begins a transfer to this replacement if a source is there. Returns false if no rank will ever

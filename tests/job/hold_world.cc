@@ -253,6 +253,7 @@ void HoldWorld::Do(const Event& event) {
     case Action::kExecute:
       return executor_.RunNext();
     case Action::kPass:
+      for (ModelTrainer* one : present_) one->TimePasses();
       clock_.Advance(kSilenceNs);
       return run_.job->Tick();
     case Action::kStart:
@@ -263,6 +264,25 @@ void HoldWorld::Do(const Event& event) {
       return trainer->Die();
     default:
       return trainer->Do(event.action);
+  }
+}
+
+std::size_t HoldWorld::Admitted() const {
+  return static_cast<std::size_t>(
+      std::count_if(trainers_.begin(), trainers_.end(),
+                    [](const auto& trainer) { return trainer->inbox().admitted_by() != 0; }));
+}
+
+void HoldWorld::CheckAdmission() {
+  std::uint64_t transfer = 0;  // the last one
+  for (const auto& trainer : trainers_) {
+    transfer = std::max(transfer, trainer->inbox().admitted_by());
+  }
+  for (const ModelTrainer* other : present_) {
+    if (run_.job->StateOf(other->session().rank) != RankState::kLive) continue;
+    if (other->exchange().Compared(transfer)) continue;
+    run_.Violate(absl::StrCat("a rank was admitted by transfer ", transfer, ", but ", other->Name(),
+                              " was not compared"));
   }
 }
 
@@ -286,7 +306,9 @@ bool HoldWorld::Step() {
       owned.push_back({trainer.get(), bucket, {values[0], values[1]}});
     }
   }
+  const std::size_t admitted = Admitted();
   Do(event);
+  if (Admitted() != admitted) CheckAdmission();
   for (const Owned& one : owned) {
     const Half* const values = one.trainer->At(one.bucket);
     if (values[0] == one.values[0] && values[1] == one.values[1]) continue;

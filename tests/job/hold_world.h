@@ -85,6 +85,10 @@ class HoldWorld {
   bool IsCopiedTo(const ModelTrainer& trainer) const;
   DeathPhase PhaseOf(const ModelTrainer& trainer) const;
   void Do(const Event& event);
+  // Replacements that have been admitted so far.
+  std::size_t Admitted() const;
+  // One has just been admitted: every living rank was compared with it.
+  void CheckAdmission();
   // Does one of the events that may happen next. False if there is none, or after a violation.
   bool Step();
   void CheckEnd();

@@ -14,9 +14,22 @@ namespace gradsync::daemon {
 
 // ---- Messages of the job ------------------------------------------------------------------------
 
+void Inbox::Queue(SessionMessage message) {
+  if (const auto* admitted = std::get_if<StateAdmittedMessage>(&message)) {
+    admitted_by_ = admitted->transfer;
+  }
+  queued_.push_back(std::move(message));
+}
+
 bool Inbox::HasVerdict() const {
   return std::any_of(queued_.begin(), queued_.end(), [](const SessionMessage& message) {
     return std::holds_alternative<StepDoneMessage>(message);
+  });
+}
+
+bool Inbox::HasQuestion() const {
+  return std::any_of(queued_.begin(), queued_.end(), [](const SessionMessage& message) {
+    return std::holds_alternative<StateQuestionMessage>(message);
   });
 }
 
@@ -55,7 +68,7 @@ void ModelTrainer::AddActions(std::vector<Action>* actions) const {
   if (!alive_ || left_) return;
   if (!inbox_->empty()) actions->push_back(Action::kReceive);
   const bool survivor = run_->source == StateSource::kSurvivor;
-  exchange_.AddActions(survivor && !has_state_, actions);
+  exchange_.AddActions(survivor && !has_state_, Waits(), actions);
   if (memory_ == nullptr) return actions->push_back(Action::kRegister);
   if (!mapped_) return actions->push_back(Action::kMap);
   if (step_ == 0) return;
@@ -170,8 +183,9 @@ void ModelTrainer::Receive(const SessionMessage& message) {
   } else if (const auto* end = std::get_if<SessionEndMessage>(&message)) {
     TakeEnd(end->status);
   } else {
-    const bool frozen = (ended_ && verdicts_.empty()) || leave_sent_;
-    if (std::string fault = exchange_.Receive(message, frozen); !fault.empty()) Violate(fault);
+    const bool begun = (marked_ > 0 && verdicts_.empty()) || Waits();
+    std::string fault = exchange_.Receive(message, begun, Waits());
+    if (!fault.empty()) Violate(fault);
     if (!exchange_.admitted() || has_state_) return;
     has_state_ = true;
     if (step_ == 0) return;  // it has not mapped its memory, and checks its state then

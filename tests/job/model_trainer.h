@@ -24,19 +24,23 @@ namespace gradsync::daemon {
 // Messages that a job has flushed and the trainer has not read.
 class Inbox final : public SessionSink {
  public:
-  void Queue(SessionMessage message) override { queued_.push_back(std::move(message)); }
+  void Queue(SessionMessage message) override;
   void Flush() override { readable_ = queued_.size(); }
 
   // All that were ever queued.
   std::size_t total() const { return taken_ + queued_.size(); }
   bool empty() const { return readable_ == 0; }
   bool HasVerdict() const;
+  bool HasQuestion() const;
+  // The transfer after which the trainer was admitted; 0: it was not.
+  std::uint64_t admitted_by() const { return admitted_by_; }
   SessionMessage Take();
 
  private:
   std::deque<SessionMessage> queued_;
   std::size_t readable_ = 0;
   std::size_t taken_ = 0;
+  std::uint64_t admitted_by_ = 0;
 };
 
 // The program and the library in the process. It does one event at a time; which ones it may do
@@ -54,6 +58,10 @@ class ModelTrainer {
   void Deliver();
   // The job knows of the death.
   void Lose();
+  // The daemon may do without the digests of a rank that was asked for them and has not sent them.
+  void TimePasses() {
+    if (exchange_.pinned() || inbox_->HasQuestion()) exchange_.Excuse();
+  }
   // The run is over: leaves its memory to the next one, unless the daemon has closed it.
   void GiveMemoryBack();
 
@@ -88,6 +96,8 @@ class ModelTrainer {
   using Call = std::function<absl::Status(Job*)>;
 
   void Violate(const std::string& what);
+  // It waits for a verdict, or for the end of the session after it has left.
+  bool Waits() const { return (ended_ && verdicts_.empty()) || leave_sent_; }
   void Send(Call call) { sent_.push_back(std::move(call)); }
   void Register();
   void Receive(const SessionMessage& message);

@@ -43,7 +43,7 @@ StagingMemory StateExchange::Staging() const {
 
 // ---- Events -------------------------------------------------------------------------------------
 
-void StateExchange::AddActions(bool lacks, std::vector<Action>* actions) const {
+void StateExchange::AddActions(bool lacks, bool waits, std::vector<Action>* actions) const {
   const auto fault = [this](int left) { return left > 0 && run_->Random(kFaultRarity) == 0; };
   const Faults& left = run_->faults;
   if (lacks) {
@@ -63,7 +63,7 @@ void StateExchange::AddActions(bool lacks, std::vector<Action>* actions) const {
   if (!question_.has_value()) return;
   const Question& question = *question_;
   if (question.cancelled) return actions->push_back(Action::kStopReading);
-  if (question.silent) return;
+  if (question.silent || !waits) return;
   // Nothing limits the time for digests but the request itself: a state may be large.
   const bool moves = question.offer && question.words < ModelState::kWords;
   if (moves && fault(left.silences)) actions->push_back(Action::kBeSilent);
@@ -113,6 +113,7 @@ bool StateExchange::Do(Action action, ModelState* state) {
     case Action::kBeSilent:
       --run_->faults.silences;
       question_->silent = true;
+      excused_ = true;
       return true;
     case Action::kOffer:
       Offer();
@@ -120,6 +121,7 @@ bool StateExchange::Do(Action action, ModelState* state) {
     case Action::kRefuse:
       --run_->faults.refusals;
       send_([this, transfer = question_->transfer](Job* job) {
+        excused_ = true;
         return job->RefuseState(session_, transfer, "no memory");
       });
       question_.reset();
@@ -138,6 +140,7 @@ bool StateExchange::Do(Action action, ModelState* state) {
 
 void StateExchange::SendDigests(std::uint64_t transfer, const ModelState& state) {
   send_([this, transfer, digests = DigestsOf(state)](Job* job) {
+    answered_ = transfer;
     return job->TakeDigests(session_, transfer, digests);
   });
   if (!question_.has_value()) return;
@@ -222,9 +225,10 @@ void StateExchange::Forget() {
 
 // ---- Messages -----------------------------------------------------------------------------------
 
-std::string StateExchange::Receive(const SessionMessage& message, bool frozen) {
+std::string StateExchange::Receive(const SessionMessage& message, bool begun, bool waits) {
   if (const auto* asked = std::get_if<StateQuestionMessage>(&message)) {
-    if (!frozen) return "asked for the state while it may change";
+    if (!begun) return "asked for digests while the state may change";
+    if (asked->offer && !waits) return "asked for the state while it computes";
     if (question_.has_value() && !question_->cancelled) return "asked again during a transfer";
     question_ = Question{};
     question_->transfer = asked->transfer;

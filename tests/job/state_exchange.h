@@ -32,14 +32,14 @@ class StateExchange {
   // `run` outlives this. `send` sends a message to the daemon.
   StateExchange(ModelRun* run, RankSession session, Send send);
 
-  // What the process may do next. `frozen`: its state cannot change now. `lacks`: it has no state,
-  // and may ask for one.
-  void AddActions(bool lacks, std::vector<Action>* actions) const;
+  // What the process may do next. `waits`: its reader may read the state now. `lacks`: it has no
+  // state, and may ask for one.
+  void AddActions(bool lacks, bool waits, std::vector<Action>* actions) const;
   // `state` is the process's own: a load changes it. Returns true if `action` is one of these.
   bool Do(Action action, ModelState* state);
-  // A message about the state. `frozen`: the process's state cannot change now. Returns a violation
-  // of the protocol; "" if there is none.
-  std::string Receive(const SessionMessage& message, bool frozen);
+  // A message about the state. `begun`: the process's state cannot change now. `waits`: and it can
+  // be read. Returns a violation of the protocol; "" if there is none.
+  std::string Receive(const SessionMessage& message, bool begun, bool waits);
 
   // The reader reads the process's state, or is about to: nobody may change the state.
   bool pinned() const { return question_.has_value(); }
@@ -58,6 +58,10 @@ class StateExchange {
   bool waits_for_time() const {
     return (question_.has_value() && question_->silent) || (hasty_ && asked_ && !admitted_);
   }
+  // The daemon has read its digests for this transfer, or does without them.
+  bool Compared(std::uint64_t transfer) const { return answered_ == transfer || excused_; }
+  // From now on the daemon may do without its digests.
+  void Excuse() { excused_ = true; }
   // The daemon may end its session for this.
   std::optional<Reason> fault() const { return fault_; }
   bool StagingIsShared() const { return staging_.use_count() > 1; }
@@ -92,6 +96,8 @@ class StateExchange {
   const std::shared_ptr<std::vector<std::uint64_t>> staging_;
 
   std::optional<Question> question_;
+  std::uint64_t answered_ = 0;  // the last transfer whose digests the daemon has read
+  bool excused_ = false;
   // The part of a replacement.
   bool asked_ = false;  // and waits for the answer
   // Its requests that have not failed. It may ask again while the failure of the last one is on its

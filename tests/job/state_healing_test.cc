@@ -213,23 +213,156 @@ TEST_F(StateHealingTest, RankThatLoadsDoesNotLeave) {
   }
 }
 
-TEST_F(StateHealingTest, RankIsAskedWhenItHasEndedTheStep) {
+TEST_F(StateHealingTest, SourceHasEndedTheStep) {
   Begin(3);
   Lose(1);
   Return(1);
   ASSERT_TRUE(Fetch(1).ok());
-  EXPECT_TRUE(job_->MarkReady(Of(2), channel_, 2, {0, 1}).ok());
-  EXPECT_TRUE(sink(2).Of<StateQuestionMessage>().empty()) << "it may still change its state";
-  EXPECT_TRUE(job_->EndStep(Of(2), channel_, 2, "").ok());
+  EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0, 1}).ok());
+  EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty()) << "it still computes";
+  End({2}, 2);
+  source_ = 2;
+  EXPECT_TRUE(Asked(2, /*offer=*/true));
+  EXPECT_TRUE(Asked(0, /*offer=*/false));
+  EXPECT_TRUE(job_->EndStep(Of(0), channel_, 2, "").ok());
+  EXPECT_EQ(sink(0).Of<StateQuestionMessage>().size(), 1u) << "it was asked at its first mark";
+  Heal(1, {2, 0});
+}
+
+TEST_F(StateHealingTest, RankIsAskedAtItsFirstMarkAndAwaited) {
+  Begin(3);
+  Lose(1);
+  End({2}, 2);
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1).ok());
   source_ = 2;
   ASSERT_TRUE(Asked(2, /*offer=*/true));
+  EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty())
+      << "it may still wait for step 1, with the state before";
   EXPECT_EQ(Move(1, "state"), "state");
-  EXPECT_TRUE(Send(2, Same()).ok());
-  End({0}, 2);
-  EXPECT_TRUE(Asked(0, /*offer=*/false)) << "rank 1 was not admitted yet";
-  EXPECT_TRUE(Send(1, Same()).ok());
-  EXPECT_TRUE(sink(1).Of<StateAdmittedMessage>().empty()) << "rank 0 was asked";
+  for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, Same()).ok());
+  EXPECT_EQ(job_->StateOf(1), RankState::kLoading) << "rank 0 may have another state";
+  EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0}).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/false));
+  EXPECT_EQ(job_->StateOf(1), RankState::kLoading) << "rank 0 has not answered";
   EXPECT_TRUE(Send(0, Same()).ok());
+  EXPECT_EQ(Only<StateAdmittedMessage>(1).transfer, transfer_);
+}
+
+// The only rank that was frozen differs from the others.
+TEST_F(StateHealingTest, StateOfTheOnlyFrozenRankIsNotTrustedAlone) {
+  Begin(3);
+  Lose(1);
+  End({2}, 2);
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1).ok());
+  source_ = 2;
+  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  Move(1, "state");
+  for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, {Item("weight", 'x')}).ok());
+  EXPECT_EQ(job_->StateOf(1), RankState::kLoading);
+  End({0}, 2);
+  EXPECT_TRUE(Send(0, Same()).ok());
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_EQ(ReasonOf(end), "RANKS_DIVERGED");
+  EXPECT_TRUE(Says(end, "ranks 2 and 0")) << end;
+}
+
+TEST_F(StateHealingTest, TimeForDigestsBeginsWhenTheRankWaits) {
+  Begin(3);
+  Lose(1);
+  End({2}, 2);
+  EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0}).ok());
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1).ok());
+  source_ = 2;
+  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  Move(1, "state");
+  for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, Same()).ok());
+  clock_.Advance(10 * StateHealing::kSilenceNs);
+  job_->Tick();
+  EXPECT_EQ(job_->StateOf(1), RankState::kLoading) << "rank 0 still computes";
+  EXPECT_TRUE(job_->FinishStep(Of(0), channel_, 2, "").ok());
+  clock_.Advance(StateHealing::kSilenceNs);
+  job_->Tick();
+  EXPECT_EQ(job_->StateOf(1), RankState::kLoading);
+  clock_.Advance(StateHealing::kHashNsPerByte * 5);
+  job_->Tick();
+  EXPECT_EQ(Only<StateAdmittedMessage>(1).transfer, transfer_);
+}
+
+TEST_F(StateHealingTest, LateAnswerOfARankThatIsNotComparedIsIgnored) {
+  Begin(4);
+  Lose(1);
+  End({0, 2}, 2);
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  Move(1, "state");
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(Send(rank, Same()).ok());
+  clock_.Advance(2 * StateHealing::kSilenceNs);
+  job_->Tick();  // rank 2 is not compared, and rank 3 has not begun the step
+  EXPECT_EQ(job_->StateOf(1), RankState::kLoading);
+  EXPECT_TRUE(Send(2, Same()).ok());
+  EXPECT_TRUE(job_->RefuseState(Of(2), transfer_, "late").ok());
+  EXPECT_FALSE(Cancelled(0));
+  EXPECT_EQ(job_->RefuseState(Of(3), transfer_, "early").code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(StateHealingTest, RankThatNeverComesToTheStepIsAwaitedForHoldTimeout) {
+  Begin(3);
+  Lose(1);
+  End({2}, 2);
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1).ok());
+  source_ = 2;
+  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  Move(1, "state");
+  for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, Same()).ok());
+  job_->Tick();
+  clock_.Advance(kHoldTimeoutNs - 1);
+  job_->Tick();
+  EXPECT_FALSE(job_->HasEnded());
+  clock_.Advance(1);
+  job_->Tick();
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "within hold_timeout"));
+}
+
+TEST_F(StateHealingTest, RankThatWasAdmittedInThisStepIsNotAwaited) {
+  Begin(3);
+  for (const std::uint32_t lost : {1u, 2u}) Lose(lost);
+  End({0}, 2);
+  for (const std::uint32_t lost : {1u, 2u}) Return(lost);
+  for (const std::uint32_t lost : {1u, 2u}) ASSERT_TRUE(Fetch(lost).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  Heal(1, {0});
+  EXPECT_TRUE(job_->MarkReady(Of(1), channel_, 2, {0}).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  EXPECT_TRUE(sink(1).Of<StateQuestionMessage>().empty()) << "it computes, and was compared";
+  sink(0).Take();
+  Heal(2, {0});
+}
+
+// It has left, and rank 2 still saves its work.
+TEST_F(StateHealingTest, RankThatHasNotLeftIsAwaitedByThoseThatHave) {
+  Begin(3);
+  EXPECT_TRUE(job_->Leave(Of(0), true).ok());
+  Lose(1);
+  Return(1);
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  Move(1, "state");
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(Send(rank, Same()).ok());
+  EXPECT_EQ(job_->StateOf(1), RankState::kLoading);
+  EXPECT_TRUE(job_->Leave(Of(2), true).ok());
+  ASSERT_TRUE(Asked(2, /*offer=*/false));
+  EXPECT_TRUE(Send(2, Same()).ok());
   EXPECT_EQ(Only<StateAdmittedMessage>(1).transfer, transfer_);
 }
 
@@ -509,9 +642,9 @@ TEST_P(StageTest, VoidStepCancelsTheTransfer) {
   EXPECT_TRUE(job_->RefuseState(Of(0), transfer_, "late").ok());
   EXPECT_EQ(job_->StateOf(1), RankState::kLoading);
   TakeAll();
-  End({0}, 3);
+  End({0, 2, 3}, 3);
   ASSERT_TRUE(Asked(0, /*offer=*/true));
-  Heal(1, {0});
+  Heal(1, {0, 2, 3});
 }
 
 TEST_P(StageTest, LostReplacementIsHeldAgainAndTheNextOneIsServed) {
@@ -542,6 +675,23 @@ TEST_P(StageTest, EndOfTheJobCancelsAndWaitsForTheCopy) {
 
 INSTANTIATE_TEST_SUITE_P(Each, StageTest, testing::ValuesIn(kStages),
                          [](const auto& stage) { return std::string(stage.param.name); });
+
+TEST_F(StateHealingTest, VoidStepCancelsTheTransferBeforeItsReductionsEnd) {
+  Begin(3);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    EXPECT_TRUE(job_->MarkReady(Of(rank), channel_, 2, {0}).ok());
+  }
+  Lose(1);
+  EXPECT_TRUE(job_->FinishStep(Of(0), channel_, 2, "").ok());
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  EXPECT_TRUE(job_->AbandonStep(Of(2), channel_, 2, "out of memory").ok());
+  EXPECT_TRUE(Cancelled(0));
+  reducer_.CompleteAll();
+  EXPECT_EQ(sink(0).Of<StateQuestionMessage>().size(), 1u);
+}
 
 TEST_F(StateHealingTest, RequestTimesOut) {
   struct Case {
@@ -589,6 +739,23 @@ TEST_F(StateHealingTest, RequestTimesOut) {
     EXPECT_EQ(job_->StateOf(1), RankState::kLoading) << "it may fetch again";
     executor_.RunAll();
   }
+}
+
+TEST_F(StateHealingTest, RequestTimesOutBeforeEveryRankHasBegunTheStep) {
+  Begin(3);
+  Lose(1);
+  End({2}, 2);
+  Return(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1, kSecondNs).ok());
+  source_ = 2;
+  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  Move(1, "state");
+  for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, Same()).ok());
+  clock_.Advance(kSecondNs);
+  job_->Tick();
+  const absl::Status failed = Only<StateFailedMessage>(1).status;
+  EXPECT_TRUE(Says(failed, "rank 0 has neither begun the step nor left")) << failed;
 }
 
 TEST_F(StateHealingTest, RequestTimesOutBeforeAnyRankIsFrozen) {
@@ -939,10 +1106,11 @@ TEST_F(StateHealingTest, AdmittedRankIsASourceBeforeItIsLive) {
   Begin(3);
   Lose(1);
   End({0}, 2);
+  EXPECT_TRUE(job_->MarkReady(Of(2), channel_, 2, {0}).ok());
   Return(1);
   ASSERT_TRUE(Fetch(1).ok());
   ASSERT_TRUE(Asked(0, /*offer=*/true));
-  Heal(1, {0});
+  Heal(1, {0, 2});
   End({1}, 2);
   EXPECT_EQ(job_->StateOf(1), RankState::kHealing) << "rank 2 has not ended the step";
   Lose(2);
