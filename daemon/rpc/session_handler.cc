@@ -31,7 +31,7 @@ void SessionHandler::Handle(const v1::SessionRequest& request) {
   if (status.ok()) return;
   if (session_ == nullptr) return Refuse(status);
   LogRefusal(status);
-  session_->End(status);  // comes back to the stream as SessionEndMessage
+  context_.sessions->EndForBreach(session_, status);  // comes back as SessionEndMessage
 }
 
 void SessionHandler::TakeArrived() {
@@ -187,7 +187,8 @@ void SessionHandler::StreamEnded(const absl::Status& end, const std::string& dis
               {"bucket", DetailsOf(why).Value(field::kBucket)},
               {"why", left ? "left" : why.message()}});
   // The session holds the stream as its sink.
-  if (known) {
+  const bool waits_for_process = context_.sessions->IsClosed(*session_);
+  if (known && !waits_for_process) {
     context_.sessions->End(std::move(session_), closed);
   } else {
     context_.sessions->ConnectionClosed(std::move(session_), closed);

@@ -273,6 +273,11 @@ absl::Status Session::CheckLease(std::uint64_t now_ns) {
       {{field::kJob, job_->job_id()}, {field::kRank, rank()}});
 }
 
+void Session::TellEnd(const absl::Status& why) {
+  sink_->Queue(SessionEndMessage{why});
+  sink_->Flush();
+}
+
 void Session::End(const absl::Status& why) { job_->Lose(identity_.session(), why); }
 
 std::uint64_t Session::memory_bytes() const {

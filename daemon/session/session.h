@@ -108,6 +108,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // True if the session ever had memory on a GPU.
   bool on_gpu() const { return on_gpu_.load(std::memory_order_relaxed); }
 
+  // Tells the client that the session has ended. The job does not hear of it.
+  void TellEnd(const absl::Status& why);
   // Ends the session. `why` completes the other ranks' error after "known because". Idempotent.
   void End(const absl::Status& why);
 

@@ -228,12 +228,26 @@ void SessionTable::ConnectionClosed(std::shared_ptr<Session> session, const absl
   if (session->identity().hold && DetailsOf(why).reason != reason::kProcessEnded.text()) {
     MutexLock lock(&mutex_);
     if (!draining_ && sessions_.count(incarnation) > 0) {
-      closed_[incarnation] = {std::move(session), why, clock_->NowNs() + policy_.lease_ns,
-                              /*killed=*/false};
+      // If it waits already, the first reason and its time count.
+      closed_.emplace(incarnation, Closed{std::move(session), why,
+                                          clock_->NowNs() + policy_.lease_ns, /*killed=*/false});
       return;
     }
   }
   End(std::move(session), why);
+}
+
+void SessionTable::EndForBreach(const std::shared_ptr<Session>& session, const absl::Status& why) {
+  const SessionIdentity& identity = session->identity();
+  JobPort& job = session->job();
+  const bool comes_back = job.StateOf(identity.session()) == RankState::kHealing;
+  if (!comes_back || draining() || !job.WouldHold(identity.session())) return session->End(why);
+  {
+    MutexLock lock(&mutex_);
+    closed_.emplace(identity.incarnation,
+                    Closed{session, why, clock_->NowNs() + policy_.lease_ns, /*killed=*/false});
+  }
+  session->TellEnd(why);
 }
 
 bool SessionTable::KillToHold(const std::shared_ptr<Session>& session, const absl::Status& why) {

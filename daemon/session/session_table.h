@@ -108,6 +108,12 @@ class SessionTable {
   // can hold the rank. A process that still lives one lease later is killed. If the daemon
   // may not kill it, or the job would not hold the rank, the session ends with `why`.
   void ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why);
+  // The session has broken the protocol: ends it with `why`. A replacement that has completed no
+  // step yet ends alone, if the job would hold its rank: its client hears `why`, and the job holds
+  // the rank once the process has ended. The process is killed if it lives on for a lease.
+  void EndForBreach(const std::shared_ptr<Session>& session, const absl::Status& why);
+  // The session has no connection any more, or is about to lose it. It ends with its process.
+  bool IsClosed(const Session& session) const;
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.
   void Drain();
@@ -126,8 +132,8 @@ class SessionTable {
     std::vector<std::pair<std::weak_ptr<void>, int>> descriptors;
   };
 
-  // A session whose connection was closed, or whose process was killed. It waits for the end of the
-  // process.
+  // A session whose connection was closed, whose process was killed, or that has broken the
+  // protocol. It waits for the end of the process.
   struct Closed {
     std::shared_ptr<Session> session;
     absl::Status why;
@@ -142,7 +148,6 @@ class SessionTable {
   // kills the process, because it could write to its gradients later, and returns true. The session
   // ends with the process.
   bool KillToHold(const std::shared_ptr<Session>& session, const absl::Status& why);
-  bool IsClosed(const Session& session) const;
   // Checks whether the session may open. Returns its incarnation.
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);
   // Ends the rank's old session if its process has ended. The new process may join before the

@@ -381,6 +381,10 @@ class HeldSessionTest : public SessionTableTest {
         *opened_[rank].session,
         MakeError(absl::StatusCode::kAborted, reason::kStreamEnded, "its connection was closed"));
   }
+  static absl::Status Breach() {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kPositionMismatch,
+                     "rank 1 is at another position");
+  }
   std::string EndOf(std::uint32_t rank) { return DetailsOf(opened_[rank].end()).reason; }
 
   OpenRequest request_;
@@ -530,6 +534,46 @@ TEST_F(HeldSessionTest, SilentOneIsKilledAndThenHeld) {
   EXPECT_EQ(EndOf(1), "PROCESS_ENDED");
   EXPECT_FALSE(opened_[0].ended());
   EXPECT_TRUE(OpenHeld(1).session.ok());
+}
+
+// A replacement breaks the protocol in its first step.
+TEST_F(HeldSessionTest, ReplacementThatBreaksTheProtocolEndsAlone) {
+  Begin();
+  Die(1);
+  opened_[1] = OpenHeld(1);
+  sessions_.EndForBreach(*opened_[1].session, Breach());
+  EXPECT_EQ(EndOf(1), "POSITION_MISMATCH") << "its client hears of it at once";
+  EXPECT_TRUE(sessions_.IsClosed(**opened_[1].session));
+  Close(1);  // its client ends the stream
+  sessions_.Tick();
+  EXPECT_EQ(opened_[0].job().StateOf(1), RankState::kHealing);
+  Die(1);
+  sessions_.Tick();
+  EXPECT_EQ(opened_[0].job().StateOf(1), RankState::kHeld);
+  EXPECT_FALSE(opened_[0].ended());
+  EXPECT_TRUE(OpenHeld(1).session.ok());
+}
+
+TEST_F(HeldSessionTest, ReplacementThatLivesOnAfterABreachIsKilled) {
+  Begin();
+  Die(1);
+  Sleeper sleeper;
+  process_of_1_ = sleeper.Process();
+  opened_[1] = OpenHeld(1);
+  sessions_.EndForBreach(*opened_[1].session, Breach());
+  clock_.Advance(sessions_.policy().lease_ns);
+  opened_[0]->Heard(clock_.NowNs());
+  sessions_.Tick();
+  EXPECT_TRUE(HasEnded(*process_of_1_, /*patience_ms=*/10'000));
+  sessions_.Tick();
+  EXPECT_EQ(opened_[0].job().StateOf(1), RankState::kHeld);
+  EXPECT_FALSE(opened_[0].ended());
+}
+
+TEST_F(HeldSessionTest, BreachOfALiveRankEndsTheJob) {
+  Begin();
+  sessions_.EndForBreach(*opened_[1].session, Breach());
+  EXPECT_EQ(EndOf(0), "RANK_LOST");
 }
 
 TEST_F(HeldSessionTest, SilentOneThatCannotBeKilledEndsTheJob) {

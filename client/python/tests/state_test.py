@@ -27,6 +27,19 @@ def one_step(given):
     signal.pause()
 
 
+def elsewhere(given, told):
+    """A replacement whose loop does not skip what is done."""
+    session = gradsync.Session.join(given)
+    layout = session.register_layout(explicit_buckets=[gradsync.Bucket(4)])
+    state = numpy.zeros(10)
+    session.serve_state(lambda: [("state", state)])
+    state[:] = numpy.frombuffer(session.fetch_state(PATIENCE_S).items["state"])
+    session.confirm_state(PATIENCE_S)
+    layout.set_position(0, 0)
+    layout.finish_step(2)
+    told.send(session.await_end(PATIENCE_S).reason)
+
+
 class Held:
     """Ranks with on_rank_loss="hold", as threads; the last one is a process, which lose() kills."""
 
@@ -36,8 +49,8 @@ class Held:
             options(daemon, rank, world_size, job_id, on_rank_loss="hold", **others)
             for rank in range(world_size)
         ]
-        context = multiprocessing.get_context("forkserver")
-        self._victim = context.Process(target=one_step, args=self._options[-1:])
+        self._context = multiprocessing.get_context("forkserver")
+        self._victim = self._context.Process(target=one_step, args=self._options[-1:])
         self._victim.start()
         self.sessions = [gradsync.Session.join(given) for given in self._options[:-1]]
         self.states = [numpy.arange(10.0) for _ in self._options]
@@ -53,6 +66,15 @@ class Held:
     def lose(self):
         self._victim.kill()
         self._victim.join()
+
+    def end_of_replacement(self, program):
+        """What a process that takes the place of the lost rank tells about its session's end."""
+        end, told = self._context.Pipe(duplex=False)
+        process = self._context.Process(target=program, args=(self._options[-1], told))
+        process.start()
+        assert end.poll(PATIENCE_S)
+        process.join(PATIENCE_S)
+        return end.recv()
 
     def replace(self):
         """A session that takes the place of the lost rank; its layout becomes the last one."""
@@ -212,6 +234,24 @@ def test_a_replacement_whose_function_raises_ends_alone(held):
     held.serve(2)
     held.load(2, new.fetch_state(PATIENCE_S))
     new.confirm_state(PATIENCE_S)
+    finish_second_step(held, waits)
+
+
+def test_a_replacement_at_another_position_ends_alone(held):
+    for rank in range(2):
+        held.serve(rank)
+    held.lose()
+    for layout in held.layouts[:2]:
+        layout.set_position(0, 1)
+        layout.finish_step(2)
+    waits = [waiting(layout) for layout in held.layouts[:2]]
+    assert held.end_of_replacement(elsewhere) == Reason.POSITION_MISMATCH
+    # The others are still held, and the next one does it right.
+    new = held.replace()
+    held.serve(2)
+    held.load(2, new.fetch_state(PATIENCE_S))
+    new.confirm_state(PATIENCE_S)
+    held.layouts[2].set_position(0, 1)
     finish_second_step(held, waits)
 
 
