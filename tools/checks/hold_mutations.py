@@ -1344,8 +1344,8 @@ class Copy:
         run = self._run("test", *FLAGS, *flags, target)
         if run.returncode == 0:
             return ""
-        if run.returncode != 3:  # Bazel's code of failed tests
-            return "DOES NOT BUILD"
+        if run.returncode != 3:  # 3: a test has failed, 1: the build
+            return "DOES NOT BUILD" if run.returncode == 1 else f"BAZEL ENDS {run.returncode}"
         failed = re.findall(r"^\[  FAILED  \] ([^\s,]+)", run.stdout, re.MULTILINE)
         if failed:
             return failed[0]
