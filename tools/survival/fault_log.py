@@ -60,3 +60,7 @@ class FaultLog:
     def dead(self) -> set[int]:
         """The numbers of the faults that have happened."""
         return {line["fault"] for line in self.of(DIES)}
+
+    def reduced_in(self, step: int) -> int:
+        """1 if a rank that died in this step had seen a reduced bucket, which stays so; else 0."""
+        return max((line["reduced"] for line in self.of(DIES) if line["step"] == step), default=0)

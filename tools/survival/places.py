@@ -126,7 +126,7 @@ class Places:
                 self._die(in_flight, step, reduced=0)
         copying = self._due(COPY, step)
         if copying is not None:
-            self._die(copying, step, reduced=1)
+            self._die(copying, step, reduced=self._log.reduced_in(step))
         marked = self._due(MARKED, step)
         if marked is not None:
             time.sleep(_SENT_S)
@@ -182,7 +182,7 @@ class Places:
             if self._heals:
                 confirms = self._due(CONFIRM, self._first_step_of(session))
                 if confirms is not None:
-                    self._die(confirms, confirms.step, reduced=1)
+                    self._die(confirms, confirms.step, reduced=self._log.reduced_in(confirms.step))
             items = read()
             if not self._heals and self._pages is not None and self._next_of_transfer():
                 # The library's thread blocks all signals. A fault would then end the process.
@@ -206,7 +206,7 @@ class Places:
         self.say(fetched=image.source, bytes=size, seconds=self.transfer_s, step=step)
         loads = self._due(LOAD, step)
         if loads is not None:
-            self._die(loads, step, reduced=1)
+            self._die(loads, step, reduced=self._log.reduced_in(step))
         return image
 
     def _confirm_state(self, real: Callable[..., Any], session: Any, *rest: Any, **m: Any) -> None:
@@ -261,7 +261,7 @@ class Places:
             return False
         moved = int(healing["bytes"])
         if moved > 0 or self._touches > _TOUCHES_BEFORE:
-            self._die(fault, self.step, reduced=1, moved=moved)
+            self._die(fault, self.step, reduced=self._log.reduced_in(self.step), moved=moved)
         return True
 
     def _healing(self) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class Places:
         # Another fault may come first, or nobody reads: then this thread waits in vain.
         with contextlib.suppress(TimeoutError):
             self._until(touched, "the source to read its state")
-            self._die(fault, step, reduced=1)
+            self._die(fault, step, reduced=self._log.reduced_in(step))
 
     # ---- Deaths
 
