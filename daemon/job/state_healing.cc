@@ -106,8 +106,11 @@ bool StateHealing::HasGivenUp(const Request& request, RankSession session) {
                      [session](const GivenUp& given_up) { return given_up.session == session; });
 }
 
-bool StateHealing::IsGivenUp(std::uint32_t rank) {
-  return HasGivenUp(*RequestOf(transfer_->replacement()), members_->SessionOf(rank));
+bool StateHealing::IsGivenUp(std::uint32_t rank) const {
+  const RankSession session = members_->SessionOf(rank);
+  return std::any_of(requests_.begin(), requests_.end(), [&](const Request& request) {
+    return request.replacement == transfer_->replacement() && HasGivenUp(request, session);
+  });
 }
 
 bool StateHealing::IsLoading(RankSession replacement) const {
@@ -282,7 +285,7 @@ absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
       const Standing least = asked.frozen_ns.has_value() ? Standing::kFrozen : Standing::kBegun;
       goes_on = goes_on && same && standing_of(asked.session.rank, replacement.rank) >= least;
     }
-    if (!goes_on) Cancel(actions);
+    if (!goes_on || HasBetterSource(standing_of)) Cancel(actions);
   }
   if (!diverged_.ok()) return diverged_;
   if (transfer_.has_value()) {
@@ -292,6 +295,17 @@ absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
   // A copy of an earlier transfer may still write to the replacement's staging memory.
   if (!transfer_.has_value() && !copying_) BeginNext(standing_of, now_ns, actions);
   return absl::OkStatus();
+}
+
+bool StateHealing::HasBetterSource(StandingOf standing_of) const {
+  if (transfer_->phase() != StateTransfer::Phase::kOffering) return false;
+  const std::uint32_t replacement = transfer_->replacement().rank;
+  if (standing_of(transfer_->source().rank, replacement) == Standing::kFrozen) return false;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    if (rank == replacement || IsGivenUp(rank)) continue;
+    if (standing_of(rank, replacement) == Standing::kFrozen) return true;
+  }
+  return false;
 }
 
 bool StateHealing::WasCompared(std::uint32_t rank) const {
@@ -309,7 +323,9 @@ void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
     const Standing standing = standing_of(rank, replacement.rank);
     const bool frozen = standing == Standing::kFrozen;
     if (StateTransfer::Asked* const asked = transfer_->FindAsked(rank); asked != nullptr) {
-      if (frozen && !asked->frozen_ns.has_value()) asked->frozen_ns = now_ns;
+      if (!frozen || asked->frozen_ns.has_value()) continue;
+      asked->frozen_ns = now_ns;
+      if (session == transfer_->source()) transfer_->SourceFrozen(now_ns);
       continue;
     }
     if (standing == Standing::kNone || HasGivenUp(*RequestOf(replacement), session)) continue;
@@ -364,19 +380,23 @@ void StateHealing::BeginNext(StandingOf standing_of, std::uint64_t now_ns,
 bool StateHealing::TryBegin(const Request& request, StandingOf standing_of, std::uint64_t now_ns,
                             DeferredActions* actions) {
   bool hope = false;
+  std::optional<RankSession> source;
+  Standing best = Standing::kHasState;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     const RankSession session = members_->SessionOf(rank);
     if (rank == request.replacement.rank || HasGivenUp(request, session)) continue;
     const Standing standing = standing_of(rank, request.replacement.rank);
     hope = hope || standing != Standing::kNone;
-    if (standing != Standing::kFrozen) continue;
-    transfer_.emplace(++transfers_, session, request.replacement, request.staging, now_ns);
-    transfer_->Ask(session, now_ns);
-    members_->Send(rank, StateQuestionMessage{transfers_, /*offer=*/true}, actions);
-    AskRanks(standing_of, now_ns, actions);
-    return true;
+    if (standing <= best) continue;
+    best = standing;
+    source = session;
   }
-  return hope;
+  if (!source.has_value()) return hope;
+  transfer_.emplace(++transfers_, *source, request.replacement, request.staging, now_ns);
+  transfer_->Ask(*source, std::nullopt);
+  members_->Send(source->rank, StateQuestionMessage{transfers_, /*offer=*/true}, actions);
+  AskRanks(standing_of, now_ns, actions);
+  return true;
 }
 
 void StateHealing::Cancel(DeferredActions* actions) {
@@ -477,7 +497,7 @@ std::string StateHealing::Waiting(const Request& request) const {
   if (!served && transfer_.has_value()) {
     return absl::StrCat("rank ", transfer_->replacement().rank, " is being healed first");
   }
-  if (!served) return "no rank that has the state waits for the verdict of a step";
+  if (!served) return "no rank that has the state has begun the step";
   const std::uint32_t source = transfer_->source().rank;
   switch (transfer_->phase()) {
     case StateTransfer::Phase::kOffering:

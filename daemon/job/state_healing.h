@@ -78,7 +78,10 @@ class StateTransfer {
   // When the phase began.
   std::uint64_t since_ns() const { return since_ns_; }
   // The daemon waits for the source's offer or chunk.
-  bool WaitsForSource() const { return phase_ == Phase::kOffering || phase_ == Phase::kWriting; }
+  // False as long as the source may compute: its time does not run.
+  bool WaitsForSource() const {
+    return source_frozen_ && (phase_ == Phase::kOffering || phase_ == Phase::kWriting);
+  }
   // The daemon waits for the replacement, which reads a chunk or has not sent its digests.
   bool WaitsForReplacement() const {
     return phase_ == Phase::kReading || (phase_ == Phase::kLoading && !loaded.has_value());
@@ -93,6 +96,12 @@ class StateTransfer {
   void Copied(std::uint64_t now_ns);
   // kReading -> kWriting, or kLoading if the whole state was read.
   void Read(std::uint64_t now_ns);
+
+  // The source is frozen from now on. Its time begins.
+  void SourceFrozen(std::uint64_t now_ns) {
+    if (phase_ == Phase::kOffering || phase_ == Phase::kWriting) since_ns_ = now_ns;
+    source_frozen_ = true;
+  }
 
   // ---- Digests
   void Ask(RankSession session, std::optional<std::uint64_t> frozen_ns) {
@@ -124,14 +133,16 @@ class StateTransfer {
   std::uint64_t bytes_ = 0;
   std::uint64_t moved_ = 0;
   std::uint64_t chunk_ = 0;
+  bool source_frozen_ = false;
   std::uint64_t since_ns_;
   std::vector<Asked> asked_;
 };
 
 // Serves the replacements that have asked for the state, one at a time. Chooses a source among the
-// ranks whose state is frozen, and another one if it refuses, is silent or is lost. Asks every
-// living rank for its digests once it has begun the step, and admits the replacement when all of
-// them agree.
+// ranks whose state is frozen, and another one if it refuses, is silent or is lost. While no rank
+// is frozen, it takes one that has begun the step: it may wait for a bucket, and answers then. Asks
+// every living rank for its digests once it has begun the step, and admits the replacement when all
+// of them agree.
 //
 // Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps its
 // staging memory mapped. The job lives until no copy is in flight.
@@ -184,8 +195,8 @@ class StateHealing {
   void Copied(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- Called at the end of every change of the job.
-  // Ends the transfer if the source is not frozen any more, or a rank that was asked may change its
-  // state. Asks ranks that have begun the step, admits the replacement when all digests agree, and
+  // Ends the transfer if a rank that was asked may change its state, or if there is a better
+  // source. Asks ranks that have begun the step, admits the replacement when all digests agree, and
   // begins the next transfer. A Status that is not OK ends the job: RANKS_DIVERGED.
   absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   // Gives up a silent source. Fails the request of a replacement that is too slow, so that the next
@@ -223,9 +234,11 @@ class StateHealing {
   std::vector<Request>::iterator RequestOf(RankSession replacement);
   static bool HasGivenUp(const Request& request, RankSession session);
   // The present transfer does without the rank.
-  bool IsGivenUp(std::uint32_t rank);
+  bool IsGivenUp(std::uint32_t rank) const;
   bool IsLoading(RankSession replacement) const;
   void AskChunk(DeferredActions* actions);
+  // The source computes and has offered nothing, and another rank is frozen.
+  bool HasBetterSource(StandingOf standing_of) const;
   // Ends the transfer. The source, the replacement and the ranks that were asked hear of it.
   void Cancel(DeferredActions* actions);
   void GiveUpSource(std::string why, DeferredActions* actions);
@@ -242,8 +255,8 @@ class StateHealing {
   // if only its own differ.
   void MaybeAdmit(DeferredActions* actions);
   void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
-  // Begins a transfer to this replacement if a source is there. Returns false if no rank will ever
-  // be one.
+  // Begins a transfer to this replacement if a source is there: the lowest rank that is frozen, or
+  // else the lowest one that has begun the step. Returns false if no rank will ever be one.
   bool TryBegin(const Request& request, StandingOf standing_of, std::uint64_t now_ns,
                 DeferredActions* actions);
   absl::Status Unavailable(const Request& request) const;

@@ -13,8 +13,8 @@ constexpr std::size_t kPastKept = 80;
 // A trainer that may die gets the chance at one of so many events, so that deaths come at every
 // moment of the run: at first for any phase, then by phase.
 constexpr std::size_t kDeathRarity = 3;
-constexpr std::array<std::size_t, kDeathPhases> kPhaseRarity = {8, 8, 2,  12, 8, 14,
-                                                                8, 1, 12, 1,  3, 12};
+constexpr std::array<std::size_t, kDeathPhases> kPhaseRarity = {8, 12, 2,  12, 8, 18,
+                                                                8, 2,  12, 1,  2, 8};
 
 constexpr int kMostEvents = 100'000;
 // Longer than the daemon waits for a source.
@@ -37,6 +37,7 @@ const char* NameOf(Action action) {
       "reads a record of the state",
       "writes half a bucket",
       "marks a bucket",
+      "waits for a bucket",
       "ends the step",
       "marks the rest and ends the step",
       "abandons the step",

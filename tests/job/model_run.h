@@ -36,6 +36,7 @@ enum class Action : std::uint8_t {
   kRecover,       // it reads the state that some rank has recorded
   kWrite,         // it writes half a bucket
   kMark,          // it marks its next bucket
+  kAwaitBucket,   // it waits for a bucket before it ends the step
   kEnd,           // it ends the step
   kFinish,        // it marks the buckets that are left, and ends the step
   kAbandon,       // it abandons the step

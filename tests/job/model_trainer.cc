@@ -68,7 +68,7 @@ void ModelTrainer::AddActions(std::vector<Action>* actions) const {
   if (!alive_ || left_) return;
   if (!inbox_->empty()) actions->push_back(Action::kReceive);
   const bool survivor = run_->source == StateSource::kSurvivor;
-  exchange_.AddActions(survivor && !has_state_, Waits(), actions);
+  exchange_.AddActions(survivor && !has_state_, Waits(), ended_ || leave_sent_, actions);
   if (memory_ == nullptr) return actions->push_back(Action::kRegister);
   if (!mapped_) return actions->push_back(Action::kMap);
   if (step_ == 0) return;
@@ -85,7 +85,10 @@ void ModelTrainer::AddActions(std::vector<Action>* actions) const {
     }
     return;
   }
-  if (ended_) return;
+  if (ended_ || AwaitsBucket()) return;
+  if (marked_ == run_->buckets() && !awaited_.has_value()) {
+    actions->push_back(Action::kAwaitBucket);
+  }
   if (written_ < kHalves * run_->buckets()) actions->push_back(Action::kWrite);
   if (marked_ < run_->buckets() && written_ >= kHalves * (marked_ + 1)) {
     actions->push_back(Action::kMark);
@@ -114,6 +117,9 @@ void ModelTrainer::Do(Action action) {
       return WriteHalf();
     case Action::kMark:
       return Mark();
+    case Action::kAwaitBucket:
+      awaited_ = run_->Random(run_->buckets());
+      return;
     case Action::kEnd:
       return End(/*finish=*/false);
     case Action::kFinish:
@@ -184,7 +190,7 @@ void ModelTrainer::Receive(const SessionMessage& message) {
     TakeEnd(end->status);
   } else {
     const bool begun = (marked_ > 0 && verdicts_.empty()) || Waits();
-    std::string fault = exchange_.Receive(message, begun, Waits());
+    std::string fault = exchange_.Receive(message, begun);
     if (!fault.empty()) Violate(fault);
     if (!exchange_.admitted() || has_state_) return;
     has_state_ = true;
@@ -224,9 +230,18 @@ void ModelTrainer::BeginStep(std::uint64_t step) {
   step_ = step;
   written_ = marked_ = 0;
   ended_ = false;
+  awaited_.reset();
   order_.resize(run_->buckets());
   std::iota(order_.begin(), order_.end(), 0u);
   for (std::size_t i = order_.size(); i > 1; --i) std::swap(order_[i - 1], order_[run_->Random(i)]);
+}
+
+bool ModelTrainer::AwaitsBucket() const {
+  return awaited_.has_value() && memory_->done(*awaited_) < step_;
+}
+
+bool ModelTrainer::Waits() const {
+  return ((ended_ || AwaitsBucket()) && verdicts_.empty()) || leave_sent_;
 }
 
 bool ModelTrainer::HasMarked(std::size_t bucket) const {

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -96,8 +97,10 @@ class ModelTrainer {
   using Call = std::function<absl::Status(Job*)>;
 
   void Violate(const std::string& what);
-  // It waits for a verdict, or for the end of the session after it has left.
-  bool Waits() const { return (ended_ && verdicts_.empty()) || leave_sent_; }
+  // It waits for a bucket that is not reduced.
+  bool AwaitsBucket() const;
+  // It waits for a bucket or a verdict, or for the end of the session after it has left.
+  bool Waits() const;
   void Send(Call call) { sent_.push_back(std::move(call)); }
   void Register();
   void Receive(const SessionMessage& message);
@@ -131,6 +134,7 @@ class ModelTrainer {
   std::size_t written_ = 0;           // halves, in that order
   std::size_t marked_ = 0;            // buckets, in that order
   bool ended_ = false;
+  std::optional<std::size_t> awaited_;  // the bucket for which it waits or has waited in this step
   std::deque<std::shared_ptr<const StepRecord>> verdicts_;  // that the library has read
   bool saved_ = false;
   bool leave_sent_ = false;

@@ -43,7 +43,8 @@ StagingMemory StateExchange::Staging() const {
 
 // ---- Events -------------------------------------------------------------------------------------
 
-void StateExchange::AddActions(bool lacks, bool waits, std::vector<Action>* actions) const {
+void StateExchange::AddActions(bool lacks, bool waits, bool frozen,
+                               std::vector<Action>* actions) const {
   const auto fault = [this](int left) { return left > 0 && run_->Random(kFaultRarity) == 0; };
   const Faults& left = run_->faults;
   if (lacks) {
@@ -66,7 +67,7 @@ void StateExchange::AddActions(bool lacks, bool waits, std::vector<Action>* acti
   if (question.silent || !waits) return;
   // Nothing limits the time for digests but the request itself: a state may be large.
   const bool moves = question.offer && question.words < ModelState::kWords;
-  if (moves && fault(left.silences)) actions->push_back(Action::kBeSilent);
+  if (moves && frozen && fault(left.silences)) actions->push_back(Action::kBeSilent);
   if (question.offer && !question.offered) {
     actions->push_back(Action::kOffer);
     if (fault(left.refusals)) actions->push_back(Action::kRefuse);
@@ -225,10 +226,9 @@ void StateExchange::Forget() {
 
 // ---- Messages -----------------------------------------------------------------------------------
 
-std::string StateExchange::Receive(const SessionMessage& message, bool begun, bool waits) {
+std::string StateExchange::Receive(const SessionMessage& message, bool begun) {
   if (const auto* asked = std::get_if<StateQuestionMessage>(&message)) {
-    if (!begun) return "asked for digests while the state may change";
-    if (asked->offer && !waits) return "asked for the state while it computes";
+    if (!begun) return "asked for the state while it may change";
     if (question_.has_value() && !question_->cancelled) return "asked again during a transfer";
     question_ = Question{};
     question_->transfer = asked->transfer;

@@ -32,14 +32,15 @@ class StateExchange {
   // `run` outlives this. `send` sends a message to the daemon.
   StateExchange(ModelRun* run, RankSession session, Send send);
 
-  // What the process may do next. `waits`: its reader may read the state now. `lacks`: it has no
-  // state, and may ask for one.
-  void AddActions(bool lacks, bool waits, std::vector<Action>* actions) const;
+  // What the process may do next. `lacks`: it has no state, and may ask for one. `waits`: its
+  // reader may read the state now. `frozen`: the daemon knows, or will hear, that it waits: only
+  // then it gives up a source that is silent.
+  void AddActions(bool lacks, bool waits, bool frozen, std::vector<Action>* actions) const;
   // `state` is the process's own: a load changes it. Returns true if `action` is one of these.
   bool Do(Action action, ModelState* state);
-  // A message about the state. `begun`: the process's state cannot change now. `waits`: and it can
-  // be read. Returns a violation of the protocol; "" if there is none.
-  std::string Receive(const SessionMessage& message, bool begun, bool waits);
+  // A message about the state. `begun`: the process's state cannot change now. Returns a violation
+  // of the protocol; "" if there is none.
+  std::string Receive(const SessionMessage& message, bool begun);
 
   // The reader reads the process's state, or is about to: nobody may change the state.
   bool pinned() const { return question_.has_value(); }

@@ -213,20 +213,75 @@ TEST_F(StateHealingTest, RankThatLoadsDoesNotLeave) {
   }
 }
 
-TEST_F(StateHealingTest, SourceHasEndedTheStep) {
+TEST_F(StateHealingTest, SourceThatComputesIsReplacedByOneThatHasEndedTheStep) {
   Begin(3);
   Lose(1);
   Return(1);
   ASSERT_TRUE(Fetch(1).ok());
   EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0, 1}).ok());
-  EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty()) << "it still computes";
+  ASSERT_TRUE(Asked(0, /*offer=*/true)) << "it may wait for a bucket";
   End({2}, 2);
+  EXPECT_TRUE(Cancelled(0));
   source_ = 2;
-  EXPECT_TRUE(Asked(2, /*offer=*/true));
+  ASSERT_TRUE(Asked(2, /*offer=*/true));
   EXPECT_TRUE(Asked(0, /*offer=*/false));
+  const std::size_t questions = sink(0).Of<StateQuestionMessage>().size();
   EXPECT_TRUE(job_->EndStep(Of(0), channel_, 2, "").ok());
-  EXPECT_EQ(sink(0).Of<StateQuestionMessage>().size(), 1u) << "it was asked at its first mark";
+  EXPECT_EQ(sink(0).Of<StateQuestionMessage>().size(), questions);
   Heal(1, {2, 0});
+}
+
+TEST_F(StateHealingTest, SourceThatHasOfferedStaysTheSource) {
+  Begin(3);
+  Lose(1);
+  Return(1);
+  ASSERT_TRUE(Fetch(1).ok());
+  EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0, 1}).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  EXPECT_TRUE(Offer(5).ok());
+  End({2}, 2);
+  EXPECT_FALSE(Cancelled(0));
+  EXPECT_TRUE(Asked(2, /*offer=*/false));
+}
+
+// Each of them waits for a bucket that the replacement has to mark.
+TEST_F(StateHealingTest, SurvivorsThatWaitForABucketHealTheReplacement) {
+  Begin(3);
+  Lose(1);
+  for (const std::uint32_t rank : {0u, 2u}) {
+    EXPECT_TRUE(job_->MarkReady(Of(rank), channel_, 2, {0, 1}).ok());
+  }
+  Return(1);
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  ASSERT_TRUE(Asked(2, /*offer=*/false));
+  clock_.Advance(2 * StateHealing::kSilenceNs);
+  job_->Tick();
+  EXPECT_FALSE(Cancelled(0)) << "it may compute";
+  Heal(1, {0, 2});
+  TakeAll();
+  End({1}, 2);
+  for (const std::uint32_t rank : {0u, 2u}) {
+    EXPECT_TRUE(job_->EndStep(Of(rank), channel_, 2, "").ok());
+  }
+  ExpectComplete({0, 1, 2});
+}
+
+TEST_F(StateHealingTest, TimeOfASourceThatComputesBeginsWithItsEndStep) {
+  Begin(2);
+  Lose(1);
+  EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0, 1}).ok());
+  Return(1);
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  clock_.Advance(2 * StateHealing::kSilenceNs);
+  EXPECT_TRUE(job_->EndStep(Of(0), channel_, 2, "").ok());
+  clock_.Advance(StateHealing::kSilenceNs - 1);
+  job_->Tick();
+  EXPECT_FALSE(Cancelled(0));
+  clock_.Advance(1);
+  job_->Tick();
+  EXPECT_TRUE(Cancelled(0));
 }
 
 TEST_F(StateHealingTest, RankIsAskedAtItsFirstMarkAndAwaited) {
@@ -378,10 +433,15 @@ TEST_F(StateHealingTest, RankOfAnotherLayoutsStepIsNotFrozen) {
   ASSERT_TRUE(Map(1, other).ok());
   ASSERT_TRUE(Fetch(1).ok());
   EXPECT_TRUE(job_->MarkReady(Of(0), other, 2, {0}).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
   DoStep(0, channel_, 2);
-  EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty());
+  clock_.Advance(StateHealing::kSilenceNs);
+  job_->Tick();
+  EXPECT_FALSE(Cancelled(0)) << "it may compute in the other layout's step";
   EXPECT_TRUE(job_->EndStep(Of(0), other, 2, "").ok());
-  EXPECT_TRUE(Asked(0, /*offer=*/true));
+  clock_.Advance(StateHealing::kSilenceNs);
+  job_->Tick();
+  EXPECT_TRUE(Cancelled(0));
 }
 
 // Its replacement would begin after a step of one layout whose averages it never gets.
@@ -766,7 +826,7 @@ TEST_F(StateHealingTest, RequestTimesOutBeforeAnyRankIsFrozen) {
   clock_.Advance(kSecondNs);
   job_->Tick();
   const absl::Status failed = Only<StateFailedMessage>(1).status;
-  EXPECT_TRUE(Says(failed, "no rank that has the state waits")) << failed;
+  EXPECT_TRUE(Says(failed, "no rank that has the state has begun the step")) << failed;
   End({0}, 2);
   EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty()) << "nobody asks any more";
 }

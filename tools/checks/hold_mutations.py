@@ -654,8 +654,36 @@ MUTATIONS = (
     Mutation(
         "the time of a rank that computed never begins",
         "daemon/job/state_healing.cc",
-        "if (frozen && !asked->frozen_ns.has_value()) asked->frozen_ns = now_ns;",
-        "",
+        "      asked->frozen_ns = now_ns;\n",
+    ),
+    Mutation(
+        "the time of a source that computed never begins",
+        "daemon/job/state_healing.cc",
+        "transfer_->SourceFrozen(now_ns);",
+        "continue;",
+    ),
+    Mutation(
+        "the time of a source that computes runs",
+        "daemon/job/state_healing.h",
+        "return source_frozen_ && (phase_",
+        "return (phase_",
+    ),
+    Mutation(
+        "a rank that waits for a bucket is no source",
+        "daemon/job/state_healing.cc",
+        "Standing best = Standing::kHasState;",
+        "Standing best = Standing::kBegun;",
+    ),
+    Mutation(
+        "a source that computes stays the source",
+        "daemon/job/state_healing.cc",
+        "if (!goes_on || HasBetterSource(standing_of)) Cancel(actions);",
+        "if (!goes_on) Cancel(actions);",
+    ),
+    Mutation(
+        "a source that has offered is replaced",
+        "daemon/job/state_healing.cc",
+        "  if (transfer_->phase() != StateTransfer::Phase::kOffering) return false;\n",
     ),
     Mutation(
         "late digests are a breach",
@@ -718,8 +746,8 @@ MUTATIONS = (
     Mutation(
         "a request waits for nobody",
         "daemon/job/state_healing.cc",
-        "  return hope;\n",
-        "  return hope || !hope;\n",
+        "if (!source.has_value()) return hope;",
+        "if (!source.has_value()) return hope || !hope;",
     ),
     Mutation(
         "a source that was given up is taken again",

@@ -157,21 +157,26 @@ def test_a_replacement_gets_the_state_of_a_survivor(held):
     on_every_rank(3, lambda rank: held.sessions[rank].check_in_sync(lambda: [("a", b"1")]))
 
 
-def test_a_survivor_that_waits_for_a_bucket_is_compared(held):
+@pytest.mark.parametrize("ended", [1, 0])
+def test_survivors_that_wait_for_a_bucket_are_asked(held, ended):
     for rank in range(2):
         held.serve(rank)
     held.lose()
-    held.layouts[0].finish_step(2)
-    held.layouts[1].mark_ready(2, 0)
-    bucket = threading.Thread(target=held.layouts[1].wait_bucket, args=(2, 0, PATIENCE_S))
-    bucket.start()
+    for layout in held.layouts[:ended]:
+        layout.finish_step(2)
+    waits = []
+    for layout in held.layouts[ended:2]:
+        layout.mark_ready(2, 0)
+        waits.append(threading.Thread(target=layout.wait_bucket, args=(2, 0, PATIENCE_S)))
+        waits[-1].start()
     new = held.replace()
     held.serve(2)
     held.load(2, new.fetch_state(PATIENCE_S))
     new.confirm_state(PATIENCE_S)
     held.layouts[2].mark_ready(2, 0)
-    bucket.join(PATIENCE_S)
-    for layout in held.layouts[1:]:
+    for wait in waits:
+        wait.join(PATIENCE_S)
+    for layout in held.layouts[ended:]:
         layout.end_step(2)
     assert [layout.wait_step(2, PATIENCE_S).step for layout in held.layouts] == [2, 2, 2]
 
