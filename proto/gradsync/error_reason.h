@@ -111,7 +111,8 @@ inline constexpr Reason kLeft("LEFT");
 // ABORTED. The trainer's process ended. The daemon's log, and the message of RANK_LOST.
 inline constexpr Reason kProcessEnded("PROCESS_ENDED");
 // ABORTED. A rank's process came to a good end without leaving the job, and another rank began a
-// step, an operation or a layout that needs it. With policy hold also if the rank has left. The job.
+// step, an operation or a layout that needs it. With policy hold also if the rank has left. The
+// job.
 inline constexpr Reason kRankFinished("RANK_FINISHED");
 // ABORTED. A rank of the job was lost. The job.
 inline constexpr Reason kRankLost("RANK_LOST");
