@@ -97,6 +97,8 @@ def test_many_losses_one_after_the_other_and_at_once(model, tmp_path):
     assert status == 0, err
     assert model_in(out) == model
     assert len(re.findall("goes on with step", out)) == len(deaths)
+    # The second death of rank 0: what its process printed.
+    assert re.search(r"Restart 2 of 5.*\n  the last lines of rank 0:\n    .*goes on with step", err)
 
 
 def test_a_stopped_rank_is_killed_by_the_daemon_and_takes_its_place(
