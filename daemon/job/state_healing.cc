@@ -316,7 +316,6 @@ bool StateHealing::WasCompared(std::uint32_t rank) const {
 void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
                             DeferredActions* actions) {
   const RankSession replacement = transfer_->replacement();
-  transfer_->not_begun.clear();
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     if (rank == replacement.rank) continue;
     const RankSession session = members_->SessionOf(rank);
@@ -328,12 +327,8 @@ void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
       if (session == transfer_->source()) transfer_->SourceFrozen(now_ns);
       continue;
     }
-    if (standing == Standing::kNone || HasGivenUp(*RequestOf(replacement), session)) continue;
+    if (standing < Standing::kBegun || HasGivenUp(*RequestOf(replacement), session)) continue;
     if (!frozen && WasCompared(rank)) continue;
-    if (standing == Standing::kHasState) {
-      transfer_->not_begun.push_back(rank);
-      continue;
-    }
     transfer_->Ask(session, frozen ? std::optional(now_ns) : std::nullopt);
     members_->Send(rank, StateQuestionMessage{transfer_->number(), /*offer=*/false}, actions);
   }
@@ -341,7 +336,6 @@ void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
 
 void StateHealing::MaybeAdmit(DeferredActions* actions) {
   if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;
-  if (!transfer_->not_begun.empty()) return;
   const RankSession replacement = transfer_->replacement();
   const StateTransfer::Digests& living = *transfer_->living;
   const std::string difference =
@@ -439,7 +433,8 @@ void StateHealing::Tick(std::uint64_t now_ns, DeferredActions* actions) {
 }
 
 void StateHealing::GiveUpSlowReplacement(std::uint64_t now_ns, DeferredActions* actions) {
-  const bool reads = transfer_->phase() == StateTransfer::Phase::kReading;
+  // It may not look at the first chunk before it has loaded what an earlier transfer brought.
+  const bool reads = transfer_->phase() == StateTransfer::Phase::kReading && transfer_->chunk() > 0;
   const std::uint64_t patience_ns =
       reads ? kSilenceNs : kLoadNs + transfer_->bytes() * kHashNsPerByte;
   if (now_ns < transfer_->since_ns() + patience_ns) return;
@@ -516,13 +511,7 @@ std::string StateHealing::Waiting(const Request& request) const {
     if (!asked.answered) late.push_back(asked.session.rank);
   }
   if (!transfer_->loaded.has_value()) late.push_back(request.replacement.rank);
-  std::vector<std::string> whys;
-  if (!late.empty()) whys.push_back(absl::StrCat("no digests of rank ", absl::StrJoin(late, ", ")));
-  if (!transfer_->not_begun.empty()) {
-    whys.push_back(absl::StrCat("rank ", absl::StrJoin(transfer_->not_begun, ", "),
-                                " has neither begun the step nor left"));
-  }
-  return absl::StrJoin(whys, "; ");
+  return absl::StrCat("no digests of rank ", absl::StrJoin(late, ", "));
 }
 
 absl::Status StateHealing::TimedOut(const Request& request) const {

@@ -112,8 +112,6 @@ class StateTransfer {
   // Null if the rank was not asked.
   Asked* FindAsked(std::uint32_t rank);
   bool AllAnswered() const;
-  // The living ranks that must be compared and cannot be asked yet: they have not begun the step.
-  std::vector<std::uint32_t> not_begun;
   // The digests of the first living rank that has answered, and those of the replacement.
   struct Digests {
     std::uint32_t rank = 0;
@@ -142,7 +140,8 @@ class StateTransfer {
 // ranks whose state is frozen, and another one if it refuses, is silent or is lost. While no rank
 // is frozen, it takes one that has begun the step: it may wait for a bucket, and answers then. Asks
 // every living rank for its digests once it has begun the step, and admits the replacement when all
-// of them agree.
+// that were asked agree. It does not wait for a rank that has not begun the step, which may come
+// much later: until then few ranks would have the state.
 //
 // Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps its
 // staging memory mapped. The job lives until no copy is in flight.
@@ -251,8 +250,8 @@ class StateHealing {
   // The replacement is told `why` its request is over. Returns the request after it.
   std::vector<Request>::iterator Fail(std::vector<Request>::iterator request, absl::Status why,
                                       DeferredActions* actions);
-  // Admits the replacement if every living rank was asked and all digests agree; ends its session
-  // if only its own differ.
+  // Admits the replacement if every rank that was asked has answered and all digests agree; ends
+  // its session if only its own differ.
   void MaybeAdmit(DeferredActions* actions);
   void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   // Begins a transfer to this replacement if a source is there: the lowest rank that is frozen, or

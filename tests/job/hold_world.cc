@@ -281,6 +281,8 @@ void HoldWorld::CheckAdmission() {
   }
   for (const ModelTrainer* other : present_) {
     if (run_.job->StateOf(other->session().rank) != RankState::kLive) continue;
+    // It is compared once the daemon knows that it has ended the step.
+    if (!other->ended() || other->has_verdict() || other->anything_sent()) continue;
     if (other->exchange().Compared(transfer)) continue;
     run_.Violate(absl::StrCat("a rank was admitted by transfer ", transfer, ", but ", other->Name(),
                               " was not compared"));

@@ -627,18 +627,8 @@ MUTATIONS = (
     Mutation(
         "a rank is asked before it has begun the step",
         "daemon/job/state_healing.cc",
-        "    if (standing == Standing::kHasState) {\n",
-        "    if (standing == Standing::kNone) {\n",
-    ),
-    Mutation(
-        "ranks that have not begun the step are not awaited",
-        "daemon/job/state_healing.cc",
-        "      transfer_->not_begun.push_back(rank);\n",
-    ),
-    Mutation(
-        "a rank is admitted before all were asked",
-        "daemon/job/state_healing.cc",
-        "  if (!transfer_->not_begun.empty()) return;\n",
+        "standing < Standing::kBegun ||",
+        "standing == Standing::kNone ||",
     ),
     Mutation(
         "a rank that was just admitted is awaited",
@@ -698,14 +688,14 @@ MUTATIONS = (
     Mutation(
         "a rank is asked again and again",
         "daemon/job/state_healing.cc",
-        "      continue;\n    }\n    if (standing == Standing::kNone ||",
-        "    }\n    if (standing == Standing::kNone ||",
+        "      continue;\n    }\n    if (standing < Standing::kBegun ||",
+        "    }\n    if (standing < Standing::kBegun ||",
     ),
     Mutation(
         "a rank that refused is asked for digests",
         "daemon/job/state_healing.cc",
-        "standing == Standing::kNone || HasGivenUp(*RequestOf(replacement), session)",
-        "standing == Standing::kNone",
+        "standing < Standing::kBegun || HasGivenUp(*RequestOf(replacement), session)",
+        "standing < Standing::kBegun",
     ),
     Mutation(
         "a rank is admitted before all have answered",

@@ -173,7 +173,7 @@ def _parts(faults: int) -> list[range]:
 
 
 # A scene is what happens in one step: a list of (phase, how, whether at the moment of the one
-# before).
+# before); empty: nothing.
 _Scene = list[tuple[str, str, bool]]
 
 
@@ -232,7 +232,25 @@ def _draft(
     random_numbers.shuffle(scenes)
     # Ranks leave once, at the end.
     leaving = [scene for scene in scenes if scene[0][0] == LEAVE]
-    return [scene for scene in scenes if scene[0][0] != LEAVE] + leaving
+    return _with_pauses([scene for scene in scenes if scene[0][0] != LEAVE]) + leaving
+
+
+def _with_pauses(scenes: Sequence[_Scene]) -> list[_Scene]:
+    """`scenes` with a step without a fault where two of them would wait for each other.
+
+    A rank that is lost after its EndStep is replaced in the next step, and the replacement is
+    compared with every rank that has begun that step. In ENDED the waiter has begun it, and ends it
+    only after the death.
+    """
+    paused: list[_Scene] = []
+    replaced_late = False
+    for scene in scenes:
+        phases = {phase for phase, _, _ in scene}
+        if replaced_late and ENDED in phases:
+            paused.append([])
+        paused.append(scene)
+        replaced_late = not phases.isdisjoint((ENDED, COMMITTED, SOURCE))
+    return paused
 
 
 def _raise_some(random_numbers: random.Random, draft: Sequence[_Scene], count: int) -> None:
@@ -255,6 +273,8 @@ def _numbered(
     """Gives each death of the scenes its rank and step."""
     faults: list[Fault] = []
     for index, scene in enumerate(draft):
+        if not scene:
+            continue
         step = steps if scene[0][0] == LEAVE else FIRST_STEP + index
         # Rank 0 is in every training: its buffers are everybody's.
         order = random_numbers.sample(range(ranks), ranks)

@@ -545,9 +545,10 @@ class Session {
   //   } while (ErrorReason(confirmed) == reason::kStateInterrupted);
   //   // Its first step, which is (*layout)->next_step().
   //
-  // Meanwhile the other ranks wait in their step. Their state must not change from EndStep until
-  // WaitStep has returned the verdict, nor while Leave or Finish waits. In that time a thread of
-  // the library reads it: on every rank to hash it, on one rank also to copy it. The state is
+  // Meanwhile the other ranks wait in their step. Their state must not change from their first
+  // mark of a step (MarkReady, EndStep or FinishStep) until WaitStep has returned the verdict, nor
+  // while Leave or Finish waits. In that time a thread of the library reads it, in this rank's
+  // waits: on every rank to hash it, on one rank also to copy it. The state is
   // pinned: WaitStep, WaitBucket, AbandonStep, Leave, Finish and the destructors return only when
   // the reading has stopped, at most 100 ms after their answer. If TrainerState::Read itself is
   // running, they also wait for its return, 10 s at most.

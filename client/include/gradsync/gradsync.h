@@ -448,11 +448,12 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
  * the model. Every rank calls gradsync_serve_state() once. A replacement registers the layouts of
  * gradsync_get_current_layouts(), fetches the state, loads it, and calls gradsync_confirm_state().
  *
- * The other ranks' state must not change from gradsync_end_step() until gradsync_wait_step() has
- * returned the verdict, nor while gradsync_session_leave() or gradsync_session_finish() waits. In
- * that time the library reads it. Every wait, gradsync_abandon_step() and every _destroy() returns
- * only when the reading has stopped, at most 100 ms later. If read() itself is running, they also
- * wait for its return, 10 s at most. Session in gradsync/client.h lists the errors. */
+ * The other ranks' state must not change from their first mark of a step (gradsync_mark_ready(),
+ * gradsync_end_step() or gradsync_finish_step()) until gradsync_wait_step() has returned the
+ * verdict, nor while gradsync_session_leave() or gradsync_session_finish() waits. In that time the
+ * library reads it, in this rank's waits. Every wait, gradsync_abandon_step() and every _destroy()
+ * returns only when the reading has stopped, at most 100 ms later. If read() itself is running,
+ * they also wait for its return, 10 s at most. Session in gradsync/client.h lists the errors. */
 
 /* One part of the state: a parameter, a state of the optimizer and so on. */
 typedef struct gradsync_state_item {

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Optional
 
+# Python's own signs that a loop or a generator is through.
+_GOOD_ENDS = (GeneratorExit, StopIteration, StopAsyncIteration)
+
 
 class Unwinding:
     """Notices exceptions that were raised after it was made. Used on the thread that made it.
@@ -20,7 +23,7 @@ class Unwinding:
     def error(self) -> Optional[BaseException]:
         """The exception that is being handled; None: there is none, or it is a good end."""
         error = sys.exc_info()[1]
-        if error is None or id(error) == self._before or isinstance(error, GeneratorExit):
+        if error is None or id(error) == self._before or isinstance(error, _GOOD_ENDS):
             return None
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return None

@@ -320,8 +320,9 @@ class Session:
         library calls `read`, while this rank waits for the step that the replacement joins. The
         thread hashes the items. It also copies them, if this rank is the source.
 
-        The state must not change from end_step() until wait_step() has returned or raised the
-        verdict, nor while leave() or finish() waits. A wait returns only when the reading has
+        The state must not change from the first mark of a step (mark_ready(), end_step() or
+        finish_step()) until wait_step() has returned or raised the verdict, nor while leave() or
+        finish() waits. A wait returns only when the reading has
         stopped, also after a time-out or Ctrl-C. This takes at most 100 ms. If `read` itself is
         running, the wait also waits for its return, 10 s at most.
 

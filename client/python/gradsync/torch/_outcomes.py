@@ -302,4 +302,6 @@ class Outcomes:
     def come_back(self, last: int) -> None:
         """No rank has data any more: takes the state of rank `last`."""
         self._state.broadcast_all(last, "the final state", self.broadcast_buffers)
+        if self._positions is not None:
+            self._positions.step_is_complete()
         self.verdicts.see_all()

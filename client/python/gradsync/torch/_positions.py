@@ -154,9 +154,13 @@ class Positions:
         """
         if self._complete:
             return
+        self._complete = not self._open
+        present = self._read_buffers()
         with torch.no_grad():
-            for name, buffer in self._read_buffers().items():
-                buffer.copy_(self._buffers[name])
+            for name, buffer in self._buffers.items():
+                # The caller refuses a module that has other buffers than before.
+                if name in present and present[name].shape == buffer.shape:
+                    present[name].copy_(buffer)
         self._extra.load(self._extra_states)
         self._extra_states = self._extra.copy()  # the module may change what it has loaded
 
@@ -170,7 +174,7 @@ class Positions:
         buffers: Mapping[str, torch.Tensor] = self._buffers
         extra = self._extra_states
         gradients: Mapping[str, torch.Tensor] = self._gradients or {}
-        if not running:
+        if not running and self._complete:
             buffers, extra = self._read_buffers(), self._extra.read()
         if self._restored is not None:
             # Read again, so that the digests tell whether it was loaded well.
