@@ -277,9 +277,21 @@ void SessionTable::EndClosed(bool all) {
     if (HasEnded(process, /*patience_ms=*/0)) {
       End(one.session, ProcessEndedError(process));
     } else if (all || clock_->NowNs() >= one.expires_ns) {
-      if (one.killed || !KillToHold(one.session, one.why)) End(one.session, one.why);
+      const bool kill = !one.killed && MayBeKilled(*one.session);
+      if (!kill || !KillToHold(one.session, one.why)) End(one.session, one.why);
     }
   }
+}
+
+bool SessionTable::MayBeKilled(const Session& session) const {
+  bool others = false;
+  MutexLock lock(&mutex_);
+  for (const auto& [incarnation, other] : sessions_) {
+    if (other.get() == &session || closed_.count(incarnation) > 0) continue;
+    if (other->identity().process.pid == session.identity().process.pid) return false;
+    others = others || &other->job() == &session.job();
+  }
+  return others;
 }
 
 void SessionTable::Tick() {

@@ -144,6 +144,9 @@ class SessionTable {
   // Ends the closed sessions whose process has ended. Kills the processes whose time has expired,
   // and ends the session if that is of no use; `all`: ends every session.
   void EndClosed(bool all);
+  // The process of a closed session has no other session, and another rank of the job is there. A
+  // process that works for another job goes on.
+  bool MayBeKilled(const Session& session) const;
   // The session's lease has expired. If the job would hold the rank once the process has ended,
   // kills the process, because it could write to its gradients later, and returns true. The session
   // ends with the process.

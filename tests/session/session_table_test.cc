@@ -514,6 +514,34 @@ TEST_F(HeldSessionTest, ClosedOneWhoseRankIsNotHeldIsNotKilled) {
   EXPECT_FALSE(HasEnded(*process_of_1_, /*patience_ms=*/0));
 }
 
+TEST_F(HeldSessionTest, ClosedOneWhoseProcessHasAnotherSessionIsNotKilled) {
+  Sleeper sleeper;
+  process_of_1_ = sleeper.Process();
+  Begin();
+  request_.job_id = "another";
+  const Opened another = OpenHeld(1);
+  ASSERT_TRUE(another.session.ok()) << another.session.status();
+  Close(1);
+  clock_.Advance(sessions_.policy().lease_ns);
+  opened_[0]->Heard(clock_.NowNs());
+  another->Heard(clock_.NowNs());
+  sessions_.Tick();
+  EXPECT_EQ(EndOf(0), "RANK_LOST");
+  EXPECT_FALSE(another.ended());
+  EXPECT_FALSE(HasEnded(*process_of_1_, /*patience_ms=*/0));
+}
+
+TEST_F(HeldSessionTest, ClosedOneIsNotKilledIfNoOtherRankIsThere) {
+  Sleeper sleeper;
+  process_of_1_ = sleeper.Process();
+  Begin();
+  for (const std::uint32_t rank : {0u, 1u}) Close(rank);
+  clock_.Advance(sessions_.policy().lease_ns);
+  sessions_.Tick();
+  for (const Opened& one : opened_) EXPECT_TRUE(one.ended());
+  EXPECT_FALSE(HasEnded(*process_of_1_, /*patience_ms=*/0));
+}
+
 TEST_F(HeldSessionTest, SilentOneIsKilledAndThenHeld) {
   Sleeper sleeper;
   process_of_1_ = sleeper.Process();
