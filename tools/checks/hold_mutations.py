@@ -526,9 +526,8 @@ MUTATIONS = (
     Mutation(
         "a repeated fetch goes on with the old transfer",
         "daemon/job/state_healing.cc",
-        "  if (transfer_.has_value() && transfer_->replacement() == session) Cancel(actions);\n"
-        "  const auto",
-        "  const auto",
+        "  if (transfer_.has_value() && transfer_->replacement() == session) Cancel(actions);\n",
+        "  (void)actions;\n",
     ),
     Mutation(
         "a repeated fetch keeps its deadline",
@@ -835,7 +834,7 @@ MUTATIONS = (
         "the model's buffers are averaged",
         "daemon/job/bucket_reductions.h",
         "return HasBuffers(index) ? ReduceOp::kSum : agreement_.spec().op;",
-        "return agreement_.spec().op;",
+        "return HasBuffers(index) ? agreement_.spec().op : agreement_.spec().op;",
     ),
     # ---- The client: the pin of the state, and what gives or gets it
     Mutation(
