@@ -96,10 +96,11 @@ class TestState final : public TrainerState {
 
   absl::StatusOr<std::vector<StateItem>> Read() override {
     ++reads;
-    if (on_read) on_read();
-    if (!failure.ok()) return failure;
     reading = true;
-    return items_;
+    if (on_read) on_read();
+    if (failure.ok()) return items_;
+    reading = false;
+    return failure;
   }
   void Done() override { reading = false; }
 
