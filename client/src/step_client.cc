@@ -478,10 +478,11 @@ void StepClient::OnStepDone(const v1::StepDone& done) {
   absl::MutexLock lock(&mutex_);
   if (done.step() <= progress_.last_decided()) return;
   counters_.CountVerdict(done.step(), complete);
-  // Gradients that no rank used are put back; the trainer redoes those of a void step. An earlier
-  // step's restoration stays, because it may be waited for after another rank abandoned this one.
+  // Gradients that no rank used are put back; the trainer redoes those of a void step, of which
+  // TakeHeld() keeps none. An earlier step's restoration stays, because it may be waited for after
+  // another rank abandoned this one.
   auto held = progress_.open().TakeHeld(verdict->result.used);
-  if (complete && !held.empty()) {
+  if (!held.empty()) {
     restoration_ = std::make_shared<Restoration>(done.step(), std::move(held));
   }
   progress_.Decide(std::move(verdict));

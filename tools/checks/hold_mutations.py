@@ -1333,12 +1333,6 @@ MUTATIONS = (
         "  (void)used;\n",
     ),
     Mutation(
-        "a void step takes the gradients of the one before",
-        "client/src/step_client.cc",
-        "  if (complete && !held.empty()) {\n",
-        "  if (!held.empty()) {\n",
-    ),
-    Mutation(
         "gradients are put back over those of the next step",
         "client/src/step_client.cc",
         "  restoration_.reset();\n}\n\nabsl::Status StepClient::EndStep",
