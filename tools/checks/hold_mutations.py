@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/checks/hold_mutations.py [WORD...]
 
-Runs in copies of the committed tree, one per core, and takes 20 minutes on two cores. First runs
+Runs in copies of the committed tree, one per core, and takes 30 minutes on two cores. First runs
 the tests on the tree as it is: they must pass. With words, only the mutations whose names or files
 contain one of them. Prints a table: each mutation, and the first test that failed. Exit status: 0
 every mutation made a test fail, 1 some mutation did not, or its line is not in the tree, or there
