@@ -243,13 +243,10 @@ def _with_pauses(scenes: Sequence[_Scene]) -> list[_Scene]:
     only after the death.
     """
     paused: list[_Scene] = []
-    replaced_late = False
     for scene in scenes:
-        phases = {phase for phase, _, _ in scene}
-        if replaced_late and ENDED in phases:
+        if paused and ENDED in {phase for phase, _, _ in scene}:
             paused.append([])
         paused.append(scene)
-        replaced_late = not phases.isdisjoint((ENDED, COMMITTED, SOURCE))
     return paused
 
 
