@@ -236,11 +236,11 @@ def _draft(
 
 
 def _with_pauses(scenes: Sequence[_Scene]) -> list[_Scene]:
-    """`scenes` with a step without a fault where two of them would wait for each other.
+    """`scenes` with a step without a fault before each ENDED.
 
-    A rank that is lost after its EndStep is replaced in the next step, and the replacement is
+    A rank that is lost in one step may still be replaced in the next one, and the replacement is
     compared with every rank that has begun that step. In ENDED the waiter has begun it, and ends it
-    only after the death.
+    only after the death: both would wait for each other.
     """
     paused: list[_Scene] = []
     for scene in scenes:

@@ -302,6 +302,9 @@ class Places:
             return None
         dead = self._log.dead()
         if phase == FLIGHT:
+            # One that has missed its step would make the waiter of ENDED wait for its replacement.
+            if any(fault.phase == ENDED and fault.step == step for fault in self._faults):
+                return None
             # Two at once, if one has missed its step, would each wait for the other's mark.
             waiting = [f for f in self._faults if f.phase == FLIGHT and f.number not in dead]
             planned = [fault for fault in planned if fault in waiting[:1]]
