@@ -79,6 +79,14 @@ class StateHealingTest : public JobFixture {
     source_ = 0;
     ASSERT_TRUE(Asked(0, /*offer=*/true));
   }
+  // Rank 1 comes back and asks for the state; rank 2 is the only one that has ended the step.
+  void FetchFromRank2() {
+    Return(1);
+    TakeAll();
+    ASSERT_TRUE(Fetch(1).ok());
+    source_ = 2;
+    ASSERT_TRUE(Asked(2, /*offer=*/true));
+  }
   // True if the rank was asked. `offer`: for the state, in a new transfer, which becomes the
   // present one. Otherwise for its digests, in the present one.
   bool Asked(std::uint32_t rank, bool offer) {
@@ -288,11 +296,7 @@ TEST_F(StateHealingTest, RankIsAskedAtItsFirstMarkAndAwaited) {
   Begin(3);
   Lose(1);
   End({2}, 2);
-  Return(1);
-  TakeAll();
-  ASSERT_TRUE(Fetch(1).ok());
-  source_ = 2;
-  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  FetchFromRank2();
   EXPECT_TRUE(sink(0).Of<StateQuestionMessage>().empty())
       << "it may still wait for step 1, with the state before";
   EXPECT_EQ(Move(1, "state"), "state");
@@ -311,11 +315,7 @@ TEST_F(StateHealingTest, StateOfTheOnlyFrozenRankIsNotTrustedAlone) {
   Lose(1);
   End({2}, 2);
   EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0}).ok());
-  Return(1);
-  TakeAll();
-  ASSERT_TRUE(Fetch(1).ok());
-  source_ = 2;
-  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  FetchFromRank2();
   Move(1, "state");
   for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, {Item("weight", 'x')}).ok());
   EXPECT_EQ(job_->StateOf(1), RankState::kLoading);
@@ -331,11 +331,7 @@ TEST_F(StateHealingTest, TimeForDigestsBeginsWhenTheRankWaits) {
   Lose(1);
   End({2}, 2);
   EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0}).ok());
-  Return(1);
-  TakeAll();
-  ASSERT_TRUE(Fetch(1).ok());
-  source_ = 2;
-  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  FetchFromRank2();
   Move(1, "state");
   for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, Same()).ok());
   clock_.Advance(10 * StateHealing::kSilenceNs);
@@ -376,11 +372,7 @@ TEST_F(StateHealingTest, RankThatHasNotBegunTheStepIsNotAwaited) {
   Begin(3);
   Lose(1);
   End({2}, 2);
-  Return(1);
-  TakeAll();
-  ASSERT_TRUE(Fetch(1).ok());
-  source_ = 2;
-  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  FetchFromRank2();
   Heal(1, {2});
 }
 
@@ -389,11 +381,7 @@ TEST_F(StateHealingTest, RankThatNeverEndsTheStepIsAwaitedForHoldTimeout) {
   Lose(1);
   End({2}, 2);
   EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0}).ok());
-  Return(1);
-  TakeAll();
-  ASSERT_TRUE(Fetch(1).ok());
-  source_ = 2;
-  ASSERT_TRUE(Asked(2, /*offer=*/true));
+  FetchFromRank2();
   Move(1, "state");
   for (const std::uint32_t rank : {1u, 2u}) EXPECT_TRUE(Send(rank, Same()).ok());
   job_->Tick();
@@ -902,7 +890,7 @@ TEST_F(StateHealingTest, TimeOfTheReplacementIsNotTheSourcesSilence) {
   clock_.Advance(StateHealing::kSilenceNs - 1);
   job_->Tick();
   EXPECT_TRUE(sink(0).messages().empty());
-  EXPECT_TRUE(sink(1).messages().empty()) << "its time began when it was told of the chunk";
+  EXPECT_TRUE(sink(1).messages().empty()) << "its time for the chunk has just begun";
   EXPECT_TRUE(Read(1, 0).ok());
   clock_.Advance(StateHealing::kSilenceNs - 1);
   job_->Tick();

@@ -65,7 +65,7 @@ def model_after(folder: pathlib.Path, step: int) -> np.ndarray:
                 return np.load(path)
             except FileNotFoundError:  # its rank has gone on, and removed it
                 continue
-        time.sleep(0.01)
+        time.sleep(0.01)  # backs off: a file tells nothing without being asked
     raise TimeoutError(f"no rank has written the model after step {step} into {folder}")
 
 
