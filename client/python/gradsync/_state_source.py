@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Optional
@@ -177,17 +178,24 @@ def pause(handle: SessionHandle) -> None:
             library.error_destroy(error)
 
 
-def pauses(handle: SessionHandle) -> int:
-    """How often pause() was called. A call that a helper will make begins with this."""
-    with handle.use() as usable:
-        return int(library.state_pauses(handle)) if usable else 0
+class Call:
+    """A call that the trainer begins now, on its own thread or in a helper."""
 
+    def __init__(self, handle: SessionHandle) -> None:
+        self._handle = handle
+        self._thread = threading.get_ident()
+        self._pauses = 0
+        with handle.use() as usable:
+            if usable:
+                self._pauses = int(library.state_pauses(handle))
 
-def call_began(handle: SessionHandle, pauses: int) -> None:
-    """In a helper, before its call: if pause() was called since pauses(), the call pins nothing."""
-    with handle.use() as usable:
-        if usable:
-            library.call_began(handle, pauses)
+    def begin(self) -> None:
+        """On the thread that makes the call. In a helper: if pause() came first, pins nothing."""
+        if threading.get_ident() == self._thread:
+            return
+        with self._handle.use() as usable:
+            if usable:
+                library.call_began(self._handle, self._pauses)
 
 
 def _stop(handle: SessionHandle) -> None:

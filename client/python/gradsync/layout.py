@@ -454,10 +454,10 @@ class Layout:
         if ns != _duration.FOREVER:
             ns = max(0, ns - (time.monotonic_ns() - start))
 
-        pauses = _state_source.pauses(self._session)
+        call = _state_source.Call(self._session)
 
         def go_on() -> None:
-            _state_source.call_began(self._session, pauses)
+            call.begin()
             # Frees the error here: after Ctrl-C no other code does.
             if error := wait(ns):
                 raise_error(error)

@@ -742,17 +742,17 @@ class Session:
     def _call(self, body: Callable[[_handle.SessionHandle], Any]) -> Any:
         """body(handle), interruptibly."""
         handle = self._handle
-        pauses = _state_source.pauses(handle)
+        call = _state_source.Call(handle)
 
-        def call() -> Any:
+        def make() -> Any:
             with handle.use() as usable:
                 if not usable:
                     self._refuse()
-                library.call_began(handle, pauses)
+                call.begin()
                 return body(handle)
 
         try:
-            return _interruptible.call(call)
+            return _interruptible.call(make)
         except errors.Error:
             raise  # the call has returned
         except BaseException:

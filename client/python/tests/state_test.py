@@ -13,7 +13,7 @@ import uuid
 import gradsync
 import numpy
 import pytest
-from gradsync import Reason, _interruptible
+from gradsync import Reason, _interruptible, _state_source
 from threads import ctrl_c_after, finish_step, job, on_another_thread, on_every_rank, options
 
 PATIENCE_S = 60
@@ -393,6 +393,20 @@ def test_a_wait_that_ctrl_c_overtook_reads_nothing(reading, monkeypatch):
     with pytest.raises(gradsync.DeadlineExceededError):
         on_another_thread(late[0])
     assert not state.begun.is_set()
+
+
+def test_ctrl_c_elsewhere_does_not_keep_a_thread_from_reading(reading):
+    layout, session, state = reading
+
+    def train():
+        session.serve_state(state.read)
+        _state_source.pause(session._handle)  # Ctrl-C on the main thread
+        state.begun.clear()
+        with pytest.raises(gradsync.DeadlineExceededError):
+            layout.wait_step(2, 0.5)
+
+    on_another_thread(train)
+    assert state.begun.is_set()
 
 
 def test_an_abandoned_step_ends_the_reading(reading):
