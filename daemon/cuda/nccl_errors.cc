@@ -17,7 +17,7 @@ absl::Status StatusOfNccl(ncclResult_t result, absl::string_view call, absl::str
   switch (result) {
     case ncclRemoteError:
     case ncclSystemError:
-      return MakeError(absl::StatusCode::kUnavailable, reason::kNcclPeerLost, message);
+      return MakeError(absl::StatusCode::kUnavailable, reason::kNcclRemoteLost, message);
     case ncclUnhandledCudaError:
       return MakeError(absl::StatusCode::kUnavailable, reason::kNcclCudaError, message);
     default:

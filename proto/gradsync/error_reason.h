@@ -246,7 +246,7 @@ inline constexpr Reason kNcclError("NCCL_ERROR");
 // FAILED_PRECONDITION, NOT_FOUND. There is no NCCL. The job.
 inline constexpr Reason kNcclMissing("NCCL_MISSING");
 // UNAVAILABLE. NCCL lost another GPU of the job. The job.
-inline constexpr Reason kNcclPeerLost("NCCL_PEER_LOST");
+inline constexpr Reason kNcclRemoteLost("NCCL_REMOTE_LOST");
 // DEADLINE_EXCEEDED. Not every GPU of the job connected in time. The job.
 inline constexpr Reason kNcclTimeout("NCCL_TIMEOUT");
 // FAILED_PRECONDITION. NCCL is too old. The job.

@@ -31,7 +31,7 @@ TEST(NcclErrors, EachErrorHasItsReason) {
   };
   EXPECT_TRUE(StatusOfNccl(ncclSuccess, "ncclCall", "", "").ok());
   EXPECT_TRUE(StatusOfNccl(ncclInProgress, "ncclCall", "", "").ok());
-  EXPECT_EQ(reason(ncclRemoteError), "NCCL_PEER_LOST");
+  EXPECT_EQ(reason(ncclRemoteError), "NCCL_REMOTE_LOST");
   EXPECT_EQ(reason(ncclUnhandledCudaError), "NCCL_CUDA_ERROR");
   EXPECT_EQ(reason(ncclInvalidUsage), "NCCL_ERROR");
   EXPECT_EQ(StatusOfNccl(ncclInvalidUsage, "ncclCall", "text", "Duplicate GPU\n").message(),
