@@ -851,6 +851,22 @@ TEST_F(StateHealingTest, SourceThatRefusesIsReplacedUntilNoneIsLeft) {
   Heal(1, {0, 2});
 }
 
+TEST_F(StateHealingTest, RankThatRefusedDoesNotReplaceASourceThatComputes) {
+  Begin(4);
+  Lose(1);
+  End({2}, 2);
+  EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0, 1}).ok());
+  FetchFromRank2();
+  EXPECT_TRUE(job_->RefuseState(Of(2), transfer_, "no").ok());
+  source_ = 0;
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  TakeAll();
+  EXPECT_TRUE(job_->MarkReady(Of(3), channel_, 2, {0, 1}).ok());
+  EXPECT_FALSE(Cancelled(0));
+  EXPECT_TRUE(job_->EndStep(Of(0), channel_, 2, "").ok());
+  Heal(1, {0, 3});
+}
+
 TEST_F(StateHealingTest, RankThatRefusedIsNotAskedForDigests) {
   BeginTransfer();
   EXPECT_TRUE(job_->RefuseState(Of(0), transfer_, "no").ok());

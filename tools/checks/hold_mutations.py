@@ -675,6 +675,12 @@ MUTATIONS = (
         "  if (transfer_->phase() != StateTransfer::Phase::kOffering) return false;\n",
     ),
     Mutation(
+        "a rank that refused is a better source",
+        "daemon/job/state_healing.cc",
+        "if (rank == replacement || IsGivenUp(rank)) continue;",
+        "if (rank == replacement) continue;",
+    ),
+    Mutation(
         "late digests are a breach",
         "daemon/job/state_healing.cc",
         "  if (asked == nullptr && IsGivenUp(rank)) return absl::OkStatus();  // too late\n",
