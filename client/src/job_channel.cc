@@ -124,7 +124,7 @@ absl::Status JobChannel::AwaitDone(absl::Time deadline) {
   }
 }
 
-absl::Status JobChannel::AcquireStaging(std::size_t bytes, absl::Time deadline) {
+absl::Status JobChannel::AcquireStaging(absl::Time deadline) {
   StagingMemory& staging = connection_.staging();
   if (!staging.Acquire(absl::InfinitePast(), nullptr)) {
     // The transfer goes on while this rank waits for its end.
@@ -138,7 +138,7 @@ absl::Status JobChannel::AcquireStaging(std::size_t bytes, absl::Time deadline) 
           connection_.Fields());
     }
   }
-  auto status = staging.Populate(bytes);
+  auto status = staging.Populate();
   if (!status.ok()) staging.Release();
   return status;
 }
@@ -163,7 +163,7 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
   if (data == nullptr && bytes > 0) return Refused("broadcast of a null pointer");
   absl::MutexLock turn(&turn_);
   const absl::Time deadline = DeadlineOf(timeout);
-  if (auto status = AcquireStaging(bytes, deadline); !status.ok()) return status;
+  if (auto status = AcquireStaging(deadline); !status.ok()) return status;
   const StagingTurn staging_turn(&connection_.staging());
   const auto sequence =
       Begin(deadline, [bytes, root, timeout](std::uint64_t number, v1::SessionRequest* request) {
@@ -240,7 +240,7 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   if (data == nullptr && count > 0) return Refused("all-reduce of a null pointer");
   absl::MutexLock turn(&turn_);
   const absl::Time deadline = DeadlineOf(timeout);
-  if (auto status = AcquireStaging(count * item, deadline); !status.ok()) return status;
+  if (auto status = AcquireStaging(deadline); !status.ok()) return status;
   const StagingTurn staging_turn(&staging);
   if (count > 0) std::memcpy(staging.data(), data, count * item);
   const auto sequence = Begin(

@@ -86,8 +86,7 @@ class JobChannel {
   absl::Status Broken(absl::string_view what) const;
   // Waits until no transfer of the model's state uses the staging memory, which this operation then
   // releases.
-  absl::Status AcquireStaging(std::size_t bytes, absl::Time deadline)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
+  absl::Status AcquireStaging(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
   absl::Status Refused(absl::string_view what) const;
 
   Connection& connection_;

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 
@@ -43,23 +42,22 @@ MappedMemory::~MappedMemory() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
-absl::Status MappedMemory::Populate(std::size_t bytes) const {
-  bytes = std::min(bytes, size_);
-  if (bytes == 0) return absl::OkStatus();
+absl::Status MappedMemory::Populate() const {
+  if (size_ == 0) return absl::OkStatus();
   int failed;
   do {
-    failed = madvise(data_, bytes, MADV_POPULATE_WRITE);
+    failed = madvise(data_, size_, MADV_POPULATE_WRITE);
   } while (failed != 0 && (errno == EINTR || errno == EAGAIN));
   if (failed == 0) return absl::OkStatus();
   if (errno != EINVAL) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kMemory,
-        absl::StrCat("no memory for ", bytes,
+        absl::StrCat("no memory for ", size_,
                      " bytes shared with gradsyncd; raise the trainer's memory limit"));
   }
   // For an older kernel: a write to each page has the same effect.
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  for (std::size_t i = 0; i < bytes; i += page) {
+  for (std::size_t i = 0; i < size_; i += page) {
     volatile std::byte* const touched = data_ + i;
     *touched = *touched;
   }

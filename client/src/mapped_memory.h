@@ -30,10 +30,9 @@ class MappedMemory {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
 
-  // Makes the kernel allocate the pages of the first `bytes` bytes now, near this process and
-  // charged to its cgroup.
+  // Makes the kernel allocate every page now, near this process and charged to its cgroup.
   //   RESOURCE_EXHAUSTED  MEMORY: the machine or the cgroup has no memory left.
-  absl::Status Populate(std::size_t bytes) const;
+  absl::Status Populate() const;
 
  private:
   MappedMemory(std::byte* data, std::size_t size) : data_(data), size_(size) {}

@@ -1,7 +1,5 @@
 #include "client/src/staging_memory.h"
 
-#include <algorithm>
-
 namespace gradsync::client {
 
 bool StagingMemory::Acquire(absl::Time deadline, const std::atomic<bool>* cancelled) {
@@ -20,16 +18,15 @@ void StagingMemory::Release() {
   used_ = false;
 }
 
-absl::Status StagingMemory::Populate(std::size_t bytes) {
-  bytes = std::min(bytes, size());
+absl::Status StagingMemory::Populate() {
   {
     absl::MutexLock lock(&mutex_);
-    if (bytes <= populated_) return absl::OkStatus();
+    if (populated_) return absl::OkStatus();
   }
-  auto status = memory_->Populate(bytes);
+  auto status = memory_->Populate();
   if (!status.ok()) return status;
   absl::MutexLock lock(&mutex_);
-  populated_ = std::max(populated_, bytes);
+  populated_ = true;
   return status;
 }
 

@@ -19,7 +19,7 @@ namespace gradsync::client {
 // Broadcast and AllReduce use it, and a transfer of the model's state: one at a time. Thread-safe.
 // The Connection and the thread that reads the state share it. Legal call order of one user:
 //
-//   Acquire Populate* Release
+//   Acquire Populate? Release
 class StagingMemory {
  public:
   // `memory`: of the daemon.
@@ -35,16 +35,16 @@ class StagingMemory {
   // Lets Acquire look at `*cancelled`.
   void Wake() ABSL_LOCKS_EXCLUDED(mutex_) { absl::MutexLock lock(&mutex_); }
 
-  // Makes the kernel allocate the first `bytes` bytes, or all if there are fewer. Only for the
+  // Makes the kernel allocate all of it, once: the daemon takes the memory only whole. Only for the
   // user. Statuses: those of MappedMemory::Populate.
-  absl::Status Populate(std::size_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Populate() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   const std::shared_ptr<MappedMemory> memory_;
 
   absl::Mutex mutex_;
   bool used_ ABSL_GUARDED_BY(mutex_) = false;
-  std::size_t populated_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool populated_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // Releases the memory at the end of the scope.

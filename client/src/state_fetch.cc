@@ -98,9 +98,7 @@ absl::Status StateFetch::Ask(absl::Duration timeout) {
     if (asked_) return absl::OkStatus();
   }
   // The daemon writes chunks there.
-  if (auto status = connection_.staging().Populate(connection_.staging().size()); !status.ok()) {
-    return status;
-  }
+  if (auto status = connection_.staging().Populate(); !status.ok()) return status;
   v1::SessionRequest request;
   request.mutable_fetch_state()->set_timeout_ms(
       timeout == absl::InfiniteDuration() ? 0 : TimeoutMs(timeout));

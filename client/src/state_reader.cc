@@ -295,7 +295,7 @@ void StateReader::Impl::Offer() {
   }
   const std::uint64_t bytes = progress_->image.bytes();
   if (staging != nullptr) {
-    if (auto status = staging->Populate(bytes); !status.ok()) {
+    if (auto status = staging->Populate(); !status.ok()) {
       Refuse(status.message());
       return;
     }

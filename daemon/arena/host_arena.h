@@ -14,9 +14,9 @@
 
 namespace gradsync::daemon {
 
-// A sealed memfd and the daemon's mapping of it. Call order: Create (CheckPopulated | fd)* Map?
-// (CheckPopulated | data)*. Map() is not thread-safe and must return before other threads use
-// data(). The other methods are thread-safe.
+// A sealed memfd and the daemon's mapping of it. Call order: Create fd* Map? (fd | data)*. Map() is
+// not thread-safe and must return before other threads use data(). The other methods are
+// thread-safe.
 //
 // Owns the descriptor and the mapping. Shared, because a reduction keeps the arena of its bucket
 // mapped until it is done. The memory itself lives until the trainer has unmapped it, too.
@@ -36,25 +36,24 @@ class HostArena {
   // The requested size, rounded up to whole pages; at least one page.
   std::size_t bytes() const { return memory_.bytes(); }
 
-  // OK if at least `expected` bytes (rounded up to pages) are allocated; with bytes(), the whole
-  // arena. Otherwise FAILED_PRECONDITION with both sizes: the trainer has not populated the arena
-  // yet, or has punched a hole into it. One system call, about a microsecond.
-  absl::Status CheckPopulated(std::size_t expected) const;
-  absl::Status CheckPopulated() const { return CheckPopulated(bytes()); }
-
-  // Maps the arena and fills this process's page tables for its first `populate` bytes, so that no
-  // step pays for faults (100 MiB: 7 to 24 ms). Call it only after CheckPopulated(populate)
-  // returned OK: it allocates missing pages and charges them to the daemon. FAILED_PRECONDITION if
-  // the arena is already mapped. RESOURCE_EXHAUSTED or another error of the kernel if there is no
-  // memory; the arena is then not mapped.
-  absl::Status Map(std::size_t populate);
-  absl::Status Map() { return Map(bytes()); }
+  // When to fill this process's page tables.
+  enum class Faults {
+    kNow,    // so that no step pays for them (100 MiB: 7 to 24 ms)
+    kLater,  // at the first use of each page
+  };
+  // Maps the arena and seals its pages: from now on the trainer can neither free a page nor map the
+  // arena writable once more. So the daemon never allocates a page of it. FAILED_PRECONDITION if a
+  // page is missing, because the trainer has not populated it or has freed it, or if the arena is
+  // already mapped. UNIMPLEMENTED if the kernel lacks the seal. RESOURCE_EXHAUSTED or another error
+  // of the kernel if there is no memory. After an error the arena is not mapped.
+  absl::Status Map(Faults faults = Faults::kNow);
 
   // Null until Map() has succeeded. Page-aligned.
   std::byte* data() const { return data_; }
 
  private:
   explicit HostArena(SealedMemory memory);
+  absl::Status CheckPopulated() const;
 
   const SealedMemory memory_;
   std::byte* data_ = nullptr;  // set once, by Map()

@@ -47,10 +47,23 @@ absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, std::
   if (ftruncate(fd, static_cast<off_t>(*size)) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("ftruncate of ", name, " to ", *size, " bytes"));
   }
-  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("sealing ", name));
   }
   return memory;
+}
+
+absl::Status SealedMemory::SealPages() const {
+  if (fcntl(fd_, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0) return absl::OkStatus();
+  if (errno == EPERM) {
+    return absl::FailedPreconditionError("the trainer has sealed the memory itself");
+  }
+  if (errno == EINVAL) {
+    return absl::UnimplementedError(
+        "the kernel cannot keep a trainer from freeing pages of shared memory "
+        "(F_SEAL_FUTURE_WRITE); gradsyncd needs Linux 5.1 or later");
+  }
+  return absl::ErrnoToStatus(errno, "sealing the pages of shared memory");
 }
 
 SealedMemory::SealedMemory(SealedMemory&& other) noexcept

@@ -6,13 +6,14 @@
 #include <cstddef>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
 namespace gradsync::daemon {
 
-// A memfd of a fixed size. Holders of a descriptor cannot shrink it, grow it or add a seal. So a
-// mapping of it never faults with SIGBUS. Seals do not prevent holes: a holder can free a page
-// (fallocate), which then reads as zero.
+// A memfd of a fixed size. Holders of a descriptor cannot shrink it or grow it. So a mapping of it
+// never faults with SIGBUS. Until SealPages(), a holder can free a page (punch a hole), which then
+// reads as zero.
 //
 // Owns the descriptor, which is closed on exec. Move-only; const methods are thread-safe.
 class SealedMemory {
@@ -26,6 +27,11 @@ class SealedMemory {
   SealedMemory(SealedMemory&& other) noexcept;
   SealedMemory& operator=(SealedMemory&& other) noexcept;
   ~SealedMemory();
+
+  // From now on nobody can free a page, map the memory writable or add a seal. Mappings that exist
+  // stay writable. FAILED_PRECONDITION if a holder has forbidden it by a seal of its own; otherwise
+  // the kernel's error. Source of the rule: fcntl(2), F_SEAL_FUTURE_WRITE (Linux 5.1).
+  absl::Status SealPages() const;
 
   int fd() const { return fd_; }
   std::size_t bytes() const { return bytes_; }

@@ -46,11 +46,10 @@ class AgentRank final : public RankPort {
   // ---- RankPort. The memory is on the other node, which has checked it.
   RankSession session() const override { return {place_.rank, place_.member_incarnation}; }
   JobPort& job() const override { return *job_; }
-  absl::Status CheckArena(std::uint32_t, std::uint64_t) const override { return absl::OkStatus(); }
   absl::Status ArenaMapped(std::uint32_t channel) override {
     return job_->ArenaMapped(session(), channel, RankMemory{});
   }
-  absl::StatusOr<StagingMemory> Staging(std::uint64_t) override {
+  absl::StatusOr<StagingMemory> Staging() override {
     return StagingMemory{nullptr, nullptr, place_.staging_bytes};
   }
   absl::Status RegisterLayout(LayoutRequest request) override;

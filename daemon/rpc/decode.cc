@@ -352,7 +352,6 @@ std::optional<Position> DecodePosition(const v1::EndStep& message) {
 }
 
 absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
-                                                 std::uint64_t staging_bytes,
                                                  std::uint64_t now_ns) {
   if (message.bytes() > kMaxBytes) return Malformed("broadcast of more than 16 TiB");
   OperationRequest request;
@@ -360,7 +359,7 @@ absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
   request.spec.kind = OperationKind::kBroadcast;
   request.spec.root = message.root();
   request.spec.bytes = message.bytes();
-  request.staging_bytes = std::min(message.bytes(), staging_bytes);
+  request.uses_staging = message.bytes() > 0;
   request.deadline_ns = DeadlineNs(message.timeout_ms(), kOperationTimeoutMs, now_ns);
   return request;
 }
@@ -395,7 +394,7 @@ absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,
       !status.ok()) {
     return status;
   }
-  request.staging_bytes = message.count() * ItemSize(*dtype);
+  request.uses_staging = message.count() > 0;
   request.deadline_ns = DeadlineNs(message.timeout_ms(), kOperationTimeoutMs, now_ns);
   return request;
 }

@@ -34,11 +34,11 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
 struct OperationRequest {
   std::uint64_t sequence = 0;
   OperationSpec spec;
-  std::uint64_t staging_bytes = 0;  // of staging memory, which must be populated
+  bool uses_staging = false;
   std::uint64_t deadline_ns = 0;
 };
 absl::StatusOr<OperationRequest> DecodeBroadcast(const v1::Broadcast& message,
-                                                 std::uint64_t staging_bytes, std::uint64_t now_ns);
+                                                 std::uint64_t now_ns);
 absl::StatusOr<OperationRequest> DecodeBarrier(const v1::Barrier& message, std::uint64_t now_ns);
 // How long a replacement waits for the state of the model; 0: for as long as its job goes on.
 std::uint64_t DecodeStateTimeoutNs(const v1::FetchState& message);

@@ -40,23 +40,19 @@ absl::Status RegisterLayout(const v1::RegisterLayout& message, const DecodeLimit
 }
 
 // The messages about the state of the model.
-absl::Status TakeStateRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
-                              RankPort* port) {
+absl::Status TakeStateRequest(const v1::SessionRequest& request, RankPort* port) {
   const RankSession session = port->session();
   StagingMemory staging;
   const auto deliver = [&](absl::FunctionRef<absl::Status(Job*)> call) {
     return port->job().Deliver({&request, call, staging});
   };
-  // Takes the staging memory, whose first `bytes` bytes must be populated.
-  const auto stage = [&](std::uint64_t bytes) {
-    auto populated = port->Staging(std::min(bytes, limits.staging_bytes));
-    if (!populated.ok()) return populated.status();
-    staging = *std::move(populated);
-    return absl::OkStatus();
+  const auto stage = [&] {
+    auto memory = port->Staging();
+    if (memory.ok()) staging = *std::move(memory);
+    return memory.status();
   };
   if (request.has_fetch_state()) {
-    // Nobody knows yet how much will come.
-    if (absl::Status staged = stage(limits.staging_bytes); !staged.ok()) return staged;
+    if (absl::Status staged = stage(); !staged.ok()) return staged;
     return deliver([&](Job* job) {
       return job->FetchState(session, staging, DecodeStateTimeoutNs(request.fetch_state()));
     });
@@ -64,7 +60,7 @@ absl::Status TakeStateRequest(const v1::SessionRequest& request, const DecodeLim
   if (request.has_state_offer()) {
     const auto& offer = request.state_offer();
     if (absl::Status possible = CheckStateOffer(offer); !possible.ok()) return possible;
-    if (absl::Status staged = stage(offer.bytes()); !staged.ok()) return staged;
+    if (absl::Status staged = stage(); !staged.ok()) return staged;
     return deliver([&](Job* job) {
       return job->OfferState(session, offer.transfer(), offer.bytes(), staging);
     });
@@ -112,7 +108,8 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
   };
   const auto operate = [&](const absl::StatusOr<OperationRequest>& operation) {
     if (!operation.ok()) return operation.status();
-    const auto staging = port->Staging(operation->staging_bytes);
+    absl::StatusOr<StagingMemory> staging = StagingMemory{};
+    if (operation->uses_staging) staging = port->Staging();
     if (!staging.ok()) return staging.status();
     const auto call = [&](Job* job) {
       return job->Operate(session, operation->sequence, operation->spec, *staging,
@@ -123,9 +120,6 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
   switch (request.kind_case()) {
     case v1::SessionRequest::kBucketReady: {
       const auto& ready = request.bucket_ready();
-      if (absl::Status whole = port->CheckArena(ready.channel(), ready.step()); !whole.ok()) {
-        return whole;
-      }
       const auto buckets = absl::MakeConstSpan(ready.buckets().data(),
                                                static_cast<std::size_t>(ready.buckets_size()));
       return deliver([&](Job* job) {
@@ -135,9 +129,6 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     }
     case v1::SessionRequest::kEndStep: {
       const auto& end = request.end_step();
-      if (absl::Status whole = port->CheckArena(end.channel(), end.step()); !whole.ok()) {
-        return whole;
-      }
       return deliver([&](Job* job) {
         const std::optional<Position> position = DecodePosition(end);
         return end.ready_rest()
@@ -165,7 +156,7 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     case v1::SessionRequest::kArenaMapped:
       return port->ArenaMapped(request.arena_mapped().channel());
     case v1::SessionRequest::kBroadcast:
-      return operate(DecodeBroadcast(request.broadcast(), limits.staging_bytes, now_ns));
+      return operate(DecodeBroadcast(request.broadcast(), now_ns));
     case v1::SessionRequest::kBarrier:
       return operate(DecodeBarrier(request.barrier(), now_ns));
     case v1::SessionRequest::kAllReduce:
@@ -202,7 +193,7 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
     case v1::SessionRequest::kStateRead:
     case v1::SessionRequest::kStateDigests:
     case v1::SessionRequest::kStateRefused:
-      return TakeStateRequest(request, limits, port);
+      return TakeStateRequest(request, port);
     case v1::SessionRequest::kLeave:
       return deliver([&](Job* job) { return job->Leave(session, request.leave().exit()); });
     case v1::SessionRequest::kFinish:

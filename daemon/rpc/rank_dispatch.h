@@ -25,11 +25,8 @@ class RankPort {
 
   // For the calls below: a Status that is not OK ends the rank's session.
 
-  // Checks that the memory of the channel's layout may be reduced.
-  virtual absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const = 0;
   virtual absl::Status ArenaMapped(std::uint32_t channel) = 0;
-  // The staging memory. An operation needs its first `bytes` bytes.
-  virtual absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes) = 0;
+  virtual absl::StatusOr<StagingMemory> Staging() = 0;
   // Answers with LayoutAssigned, or by RefuseLayout().
   virtual absl::Status RegisterLayout(LayoutRequest request) = 0;
 

@@ -61,15 +61,10 @@ class SessionHandler final : public std::enable_shared_from_this<SessionHandler>
   // ---- RankPort, once the session is open
   RankSession session() const override { return session_->identity().session(); }
   JobPort& job() const override { return session_->job(); }
-  absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const override {
-    return session_->CheckArena(channel, step);
-  }
   absl::Status ArenaMapped(std::uint32_t channel) override {
     return session_->ArenaMapped(channel);
   }
-  absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes) override {
-    return session_->Staging(bytes);
-  }
+  absl::StatusOr<StagingMemory> Staging() override { return session_->Staging(); }
   absl::Status RegisterLayout(LayoutRequest request) override;
   void Respond(v1::SessionResponse response) override;
 

@@ -203,15 +203,13 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
       return;
     }
     const std::shared_ptr<HostArena>& arena = layout->memory.arena;
-    absl::Status status = arena->CheckPopulated();
-    if (!status.ok()) {
-      self->End(MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
-                          absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ",
-                                       channel, ", but ", status.message()),
-                          {{field::kRank, self->rank()}, {field::kChannel, channel}}));
-      return;
+    absl::Status status = arena->Map();
+    if (status.code() == absl::StatusCode::kFailedPrecondition) {
+      status = MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
+                         absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ",
+                                      channel, ", but ", status.message()),
+                         {{field::kRank, self->rank()}, {field::kChannel, channel}});
     }
-    status = arena->Map();
     if (status.ok()) {
       status = self->job_->ArenaMapped(
           self->identity_.session(), channel,
@@ -222,30 +220,16 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
   return absl::OkStatus();
 }
 
-absl::Status Session::CheckArena(std::uint32_t channel, std::uint64_t step) const {
-  const std::shared_ptr<Layout> layout = Find(channel);
-  if (layout == nullptr) return absl::OkStatus();                // the job refuses it
-  if (layout->memory.arena == nullptr) return absl::OkStatus();  // a GPU's memory has no holes
-  const absl::Status populated = layout->memory.arena->CheckPopulated();
-  if (populated.ok()) return populated;
-  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
-                   absl::StrCat("rank ", rank(), ", step ", step, ": ", populated.message()),
-                   {{field::kJob, job_->job_id()},
-                    {field::kRank, rank()},
-                    {field::kChannel, channel},
-                    {field::kStep, step}});
-}
-
-absl::StatusOr<StagingMemory> Session::Staging(std::uint64_t bytes) {
+absl::StatusOr<StagingMemory> Session::Staging() {
   MutexLock lock(&mutex_);
-  if (absl::Status populated = staging_->CheckPopulated(bytes); !populated.ok()) {
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
-                     absl::StrCat("rank ", rank(), ": staging memory: ", populated.message()),
-                     {{field::kRank, rank()}});
-  }
-  if (!staging_mapped_) {
-    if (absl::Status mapped = staging_->Map(0); !mapped.ok()) return mapped;
-    staging_mapped_ = true;
+  if (staging_->data() == nullptr) {
+    const absl::Status mapped = staging_->Map(HostArena::Faults::kLater);
+    if (mapped.code() == absl::StatusCode::kFailedPrecondition) {
+      return MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
+                       absl::StrCat("rank ", rank(), ": staging memory: ", mapped.message()),
+                       {{field::kRank, rank()}});
+    }
+    if (!mapped.ok()) return mapped;
   }
   return StagingMemory{staging_, staging_->data(), staging_->bytes()};
 }

@@ -86,16 +86,12 @@ class Session : public std::enable_shared_from_this<Session> {
   using Registered = std::function<void(absl::StatusOr<Registration>)>;
   void RegisterLayout(LayoutRequest request, Registered registered);
 
-  // The client has populated the arena. The executor checks and maps it and calls the job. A
+  // The client has populated the arena. The executor maps and checks it and calls the job. A
   // failure there ends the session. FAILED_PRECONDITION: the channel has no arena, or it is mapped
   // already.
   absl::Status ArenaMapped(std::uint32_t channel);
-  // Checks that the channel's arena is still populated; OK if the channel has none. A client can
-  // punch holes into its arena. Reading them would charge new pages to the daemon.
-  absl::Status CheckArena(std::uint32_t channel, std::uint64_t step) const;
-  // Returns the staging memory, mapped. FAILED_PRECONDITION: its first `bytes` bytes are not
-  // populated.
-  absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes);
+  // Returns the staging memory, mapped. FAILED_PRECONDITION: it is not populated.
+  absl::StatusOr<StagingMemory> Staging();
 
   // Notes that a message has come, which shows that the process runs.
   void Heard(std::uint64_t now_ns) { heard_ns_.store(now_ns, std::memory_order_relaxed); }
@@ -170,7 +166,6 @@ class Session : public std::enable_shared_from_this<Session> {
   // By channel. The next registration erases those that have ended.
   std::map<std::uint32_t, std::weak_ptr<Layout>> layouts_ ABSL_GUARDED_BY(mutex_);
   std::uint32_t last_channel_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool staging_mapped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradsync::daemon

@@ -557,30 +557,29 @@ INSTANTIATE_TEST_SUITE_P(RegisterLayout, LayoutFaultTest, testing::ValuesIn(kLay
 
 // ---- Operations
 
-TEST(DecodeOperationTest, BroadcastNeedsTheStagingMemoryThatItUses) {
+TEST(DecodeOperationTest, BroadcastNeedsStagingMemoryForItsBytes) {
   const auto small = DecodeBroadcast(
-      Parse<v1::Broadcast>("sequence: 4 root: 1 bytes: 1000 timeout_ms: 2"), kStaging, kNowNs);
+      Parse<v1::Broadcast>("sequence: 4 root: 1 bytes: 1000 timeout_ms: 2"), kNowNs);
   ASSERT_TRUE(small.ok());
   EXPECT_EQ(small->sequence, 4u);
   EXPECT_EQ(small->spec.kind, OperationKind::kBroadcast);
   EXPECT_EQ(small->spec.root, 1u);
   EXPECT_EQ(small->spec.bytes, 1000u);
-  EXPECT_EQ(small->staging_bytes, 1000u);
+  EXPECT_TRUE(small->uses_staging);
   EXPECT_EQ(small->deadline_ns, kNowNs + 2 * kNsPerMs);
-  const auto large =
-      DecodeBroadcast(Parse<v1::Broadcast>("sequence: 1 bytes: 5000"), kStaging, kNowNs);
-  ASSERT_TRUE(large.ok());
-  EXPECT_EQ(large->staging_bytes, kStaging);
-  EXPECT_EQ(large->deadline_ns, kNowNs + 1'800'000 * kNsPerMs);
+  const auto empty = DecodeBroadcast(Parse<v1::Broadcast>("sequence: 1"), kNowNs);
+  ASSERT_TRUE(empty.ok());
+  EXPECT_FALSE(empty->uses_staging);
+  EXPECT_EQ(empty->deadline_ns, kNowNs + 1'800'000 * kNsPerMs);
 }
 
 TEST(DecodeOperationTest, BoundsBroadcasts) {
   v1::Broadcast message;
   message.set_bytes(1ull << 44);
-  EXPECT_TRUE(DecodeBroadcast(message, kStaging, kNowNs).ok());
+  EXPECT_TRUE(DecodeBroadcast(message, kNowNs).ok());
   for (const std::uint64_t bytes : {std::uint64_t{(1ull << 44) + 1}, kMax}) {
     message.set_bytes(bytes);
-    ExpectRefused(DecodeBroadcast(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",
+    ExpectRefused(DecodeBroadcast(message, kNowNs).status(), kInvalid, "MALFORMED",
                   {"broadcast", "16 TiB"});
   }
 }
@@ -660,7 +659,7 @@ TEST(DecodeOperationTest, BarrierNeedsNoMemory) {
   ASSERT_TRUE(barrier.ok());
   EXPECT_EQ(barrier->sequence, 9u);
   EXPECT_EQ(barrier->spec.kind, OperationKind::kBarrier);
-  EXPECT_EQ(barrier->staging_bytes, 0u);
+  EXPECT_FALSE(barrier->uses_staging);
   EXPECT_EQ(barrier->deadline_ns, kNowNs + 3 * kNsPerMs);
 }
 
@@ -673,7 +672,7 @@ TEST(DecodeOperationTest, AllReduceMustFitTheStagingMemory) {
   EXPECT_EQ(request->spec.dtype, DataType::kFloat64);
   EXPECT_EQ(request->spec.count, 128u);
   EXPECT_EQ(request->spec.op, ReduceOp::kSum);
-  EXPECT_EQ(request->staging_bytes, kStaging);
+  EXPECT_TRUE(request->uses_staging);
   for (const std::uint64_t count : {std::uint64_t{129}, std::uint64_t{1} << 61, kMax}) {
     message.set_count(count);
     ExpectRefused(DecodeAllReduce(message, kStaging, kNowNs).status(), kInvalid, "MALFORMED",

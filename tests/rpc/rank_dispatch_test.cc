@@ -23,13 +23,12 @@ class FakeRank final : public RankPort {
 
   RankSession session() const override { return session_; }
   JobPort& job() const override { return *job_; }
-  absl::Status CheckArena(std::uint32_t, std::uint64_t) const override { return arena; }
   absl::Status ArenaMapped(std::uint32_t channel) override {
     mapped.push_back(channel);
     return absl::OkStatus();
   }
-  absl::StatusOr<StagingMemory> Staging(std::uint64_t bytes) override {
-    staged.push_back(bytes);
+  absl::StatusOr<StagingMemory> Staging() override {
+    ++staged;
     if (!staging.ok()) return staging;
     return StagingMemory{nullptr, window, sizeof(window)};
   }
@@ -39,10 +38,10 @@ class FakeRank final : public RankPort {
   }
   void Respond(v1::SessionResponse response) override { answers.push_back(std::move(response)); }
 
-  absl::Status arena, staging;  // what CheckArena() and Staging() answer
+  absl::Status staging;  // what Staging() answers
   std::byte window[kStagingBytes] = {};
   std::vector<std::uint32_t> mapped;
-  std::vector<std::uint64_t> staged;
+  int staged = 0;  // calls of Staging()
   std::vector<LayoutRequest> registered;
   std::vector<v1::SessionResponse> answers;
 
@@ -100,16 +99,6 @@ TEST_F(RankDispatchTest, StepGoesToTheJob) {
   EXPECT_TRUE(Only<StepDoneMessage>(0).record->verdict.ok());
 }
 
-TEST_F(RankDispatchTest, HoleInAnArenaIsRefused) {
-  FakeRank rank(Of(0), job_.get());
-  rank.arena = MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated, "hole");
-  for (const auto& request : {BucketReady(channel_, 1, 0), EndStep(channel_, 1, false),
-                              EndStep(channel_, 1, /*ready_rest=*/true)}) {
-    EXPECT_EQ(ReasonOf(Take(&rank, request)), "ARENA_NOT_POPULATED");
-  }
-  EXPECT_EQ(job_->MissingInStep(channel_, 1), "");  // the step has not begun
-}
-
 TEST_F(RankDispatchTest, OperationGetsItsStagingMemory) {
   FakeRank a(Of(0), job_.get()), b(Of(1), job_.get());
   v1::SessionRequest request;
@@ -117,7 +106,7 @@ TEST_F(RankDispatchTest, OperationGetsItsStagingMemory) {
   request.mutable_all_reduce()->set_dtype(v1::DATA_TYPE_FLOAT32);
   request.mutable_all_reduce()->set_count(3);
   ASSERT_TRUE(Take(&a, request).ok());
-  EXPECT_EQ(a.staged, std::vector<std::uint64_t>{12});
+  EXPECT_EQ(a.staged, 1);
   b.staging = absl::FailedPreconditionError("not populated");
   EXPECT_EQ(Take(&b, request), b.staging);
   b.staging = absl::OkStatus();
@@ -126,6 +115,22 @@ TEST_F(RankDispatchTest, OperationGetsItsStagingMemory) {
   EXPECT_EQ(Only<OperationDoneMessage>(1).sequence, 1u);
   request.mutable_all_reduce()->set_count(kStagingBytes);
   EXPECT_EQ(ReasonOf(Take(&a, request)), "MALFORMED");
+}
+
+TEST_F(RankDispatchTest, OperationWithoutDataNeedsNoStagingMemory) {
+  FakeRank a(Of(0), job_.get()), b(Of(1), job_.get());
+  v1::SessionRequest barrier, broadcast;
+  barrier.mutable_barrier()->set_sequence(1);
+  broadcast.mutable_broadcast()->set_sequence(2);
+  for (const auto& request : {barrier, broadcast}) {
+    for (FakeRank* const rank : {&a, &b}) {
+      ASSERT_TRUE(Take(rank, request).ok());
+      EXPECT_EQ(rank->staged, 0);
+    }
+    reducer_.CompleteAll();
+    EXPECT_EQ(sink(1).Of<OperationDoneMessage>().size(), 1u);
+    TakeAll();
+  }
 }
 
 TEST_F(RankDispatchTest, RefusedLayoutIsAnAnswer) {
@@ -212,10 +217,7 @@ TEST_F(RankDispatchTest, MessagesAboutTheStateGoToTheJob) {
     EXPECT_EQ(ReasonOf(status), "PROTOCOL_VIOLATION") << request.DebugString();
     EXPECT_TRUE(Says(status, "needs on_rank_loss=hold")) << status;
   }
-  EXPECT_EQ(rank.staged, (std::vector<std::uint64_t>{kStagingBytes, 5}));
-  offer.mutable_state_offer()->set_bytes(10 * kStagingBytes);
-  Take(&rank, offer).IgnoreError();
-  EXPECT_EQ(rank.staged.back(), kStagingBytes);
+  EXPECT_EQ(rank.staged, 2);
   rank.staging = absl::FailedPreconditionError("not populated");
   for (const auto& request : {fetch, offer}) EXPECT_EQ(Take(&rank, request), rank.staging);
 }

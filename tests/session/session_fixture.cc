@@ -30,12 +30,6 @@ void Populate(const HostArena& arena, std::size_t bytes) {
   munmap(address, bytes);
 }
 
-void PunchHole(const HostArena& arena) {
-  ASSERT_EQ(fallocate(arena.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                      static_cast<off_t>(sysconf(_SC_PAGESIZE))),
-            0);
-}
-
 SessionFixture::SessionFixture(const SessionPolicy& policy)
     : jobs_(Environment(&clock_, &reducer_, &executor_), /*quota_jobs_per_user=*/8),
       sessions_(policy, &jobs_, &quota_, &executor_, &clock_) {}

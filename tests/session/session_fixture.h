@@ -27,8 +27,6 @@ namespace gradsync::daemon {
 // Populates an arena, as a trainer does.
 void Populate(const HostArena& arena, std::size_t bytes);
 inline void Populate(const HostArena& arena) { Populate(arena, arena.bytes()); }
-// Punches a hole into the first page, as a trainer must not.
-void PunchHole(const HostArena& arena);
 
 class SessionFixture : public testing::Test {
  protected:
