@@ -33,6 +33,7 @@ DecodeLimits DecodeLimitsOf(const Options& options) {
 PeerOptions PeerOptionsOf(const Options& options) {
   PeerOptions peer;
   peer.listen = options.peer_listen;
+  peer.coordinators = options.peer_coordinators;
   peer.node_name = options.node_name;
   peer.tls_certificate = options.peer_tls_certificate;
   peer.tls_key = options.peer_tls_key;

@@ -12,6 +12,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "daemon/config/option_value.h"
+#include "daemon/peer/coordinator_list.h"
+#include "daemon/peer/peer_address.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
@@ -179,18 +181,11 @@ absl::Status CheckSocket(const std::string& path) {
 }
 
 absl::Status CheckPeerListen(const std::string& text) {
-  if (text.empty()) return absl::OkStatus();
-  const std::size_t colon = text.rfind(':');
-  const bool bracketed = text.front() == '[' && text.find(']') != std::string::npos;
-  const bool has_port = colon != std::string::npos && (!bracketed || colon > text.find(']'));
-  const std::string host = has_port ? text.substr(0, colon) : text;
-  if (host.empty() || text.size() > 255 || absl::StrContains(text, ' ') ||
-      (!bracketed && absl::StrContains(host, ':'))) {
-    return Invalid(absl::StrCat(Quoted(text), " is not host:port"));
-  }
-  const auto port = has_port ? ParseCount(text.substr(colon + 1)) : kPeerPort;
-  if (!port.ok() || *port > 65535) return Invalid(absl::StrCat(Quoted(text), " has a bad port"));
-  return absl::OkStatus();
+  return text.empty() ? absl::OkStatus() : ParsePeerAddress(text, kPeerPort).status();
+}
+
+absl::Status CheckCoordinators(const std::string& text) {
+  return CoordinatorList::Parse(text, kPeerPort).status();
 }
 
 absl::Status CheckNodeName(const std::string& name) {
@@ -307,12 +302,27 @@ std::vector<OptionEntry> MakeTable() {
              "with about 160 bytes per parameter.",
              "32MiB"}),
 
-      Path(&Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,
-           {"peer_listen", kPeers,
-            "Address on which this daemon listens for daemons of other nodes. Jobs that span nodes "
-            "need it. Empty: the daemon does not listen. Only the cluster's own network should "
-            "reach this port and the ephemeral ports of the engines.",
-            "10.0.0.1:7417"}),
+      Path(
+          &Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,
+          {"peer_listen", kPeers,
+           "Address on which this daemon listens for daemons of other nodes. Jobs that span nodes "
+           "need it. Empty: the daemon does not listen. An address that other machines reach needs "
+           "peer_tls_certificate, or peer_plain_text. Only the cluster's own network should reach "
+           "this port and the ephemeral ports of the engines.",
+           "10.0.0.1:7417"}),
+      Bool(&Options::peer_plain_text,
+           {"peer_plain_text", kPeers,
+            "Lets peer_listen be an address that other machines reach, without TLS. Then everyone "
+            "who reaches the port can join any user's jobs that have no token.",
+            "true"}),
+      Path(
+          &Options::peer_coordinators, "hosts, *.domains or networks, by commas; or empty",
+          CheckCoordinators,
+          {"peer_coordinators", kPeers,
+           "Daemons that may coordinate jobs of this node's trainers: hosts, domains and networks, "
+           "each with a port if it is not that of peer_listen. Empty: this daemon connects to any "
+           "host and port that a trainer names.",
+           "10.0.0.0/8, *.cluster.example"}),
       Path(&Options::node_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
            {"node_name", kPeers,
             "Name of this node in messages and status. Empty: the host's name.", "node7"}),

@@ -13,6 +13,8 @@
 #include "daemon/config/option_table.h"
 #include "daemon/config/option_value.h"
 #include "daemon/config/setting.h"
+#include "daemon/peer/peer_address.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -47,6 +49,21 @@ std::vector<std::string> ContradictionsIn(const Options& options) {
                                   " exceeds quota_arena_bytes_per_user (",
                                   FormatBytes(options.quota_arena_bytes_per_user),
                                   "), so that no session could open"));
+  }
+  if (options.engine_chunk_bytes > EngineSettings::kMaxLaneBytes / options.engine_lanes) {
+    faults.push_back(absl::StrCat("engine_chunk_bytes: ", options.engine_lanes, " engine_lanes of ",
+                                  FormatBytes(options.engine_chunk_bytes), " exceed ",
+                                  FormatBytes(EngineSettings::kMaxLaneBytes)));
+  }
+  // A name may be any machine's address.
+  const auto listen = ParsePeerAddress(options.peer_listen, kPeerPort);
+  if (listen.ok() && !listen->IsLoopback() && options.peer_tls_certificate.empty() &&
+      !options.peer_plain_text) {
+    faults.push_back(absl::StrCat(
+        "peer_listen: other machines reach ", options.peer_listen,
+        ", and there is no TLS. Set peer_tls_certificate, peer_tls_key and peer_tls_ca "
+        "(deploy/peer-keys makes them), or peer_plain_text if everyone on that network may "
+        "join any user's jobs"));
   }
   return faults;
 }

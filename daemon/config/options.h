@@ -78,6 +78,11 @@ struct Options {
   // "host:port" or "host" (port kPeerPort). If it is numeric, this node's engines listen there too.
   // Empty: there are no such jobs, and the trainers' `coordinator` is ignored.
   std::string peer_listen;
+  // Lets peer_listen be an address that other machines reach although there is no TLS.
+  bool peer_plain_text = false;
+  // Hosts, domains and networks whose daemons may coordinate jobs of this node's trainers: see
+  // CoordinatorList. Empty: all.
+  std::string peer_coordinators;
   // Name of this node in messages and status. Empty: the host's name.
   std::string node_name;
   // PEM files; all three or none. With them, both sides of every connection between daemons must

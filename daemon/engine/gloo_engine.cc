@@ -61,6 +61,9 @@ absl::Status Validate(const GlooOptions& options) {
       options.chunk_bytes % EngineSettings::kMinChunkBytes != 0) {
     return absl::InvalidArgumentError("chunk_bytes must be a multiple of 32 KiB, up to 64 MiB");
   }
+  if (options.chunk_bytes > EngineSettings::kMaxLaneBytes / static_cast<unsigned>(options.lanes)) {
+    return absl::InvalidArgumentError("lanes times chunk_bytes must be at most 64 MiB");
+  }
   if (options.wire < WireType::kSame || options.wire > WireType::kFloat16) {
     return absl::InvalidArgumentError("wire is no WireType");
   }

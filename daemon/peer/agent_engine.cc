@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "daemon/base/error.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -58,6 +60,13 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
     *message.mutable_launch_done()->mutable_status() = ToProto(why);
     send(std::move(message));
   };
+  if (engines_.load() >= kMaxEngines) {
+    return spec.failed(
+        MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                  absl::StrCat("the coordinator has connected ", kMaxEngines,
+                               " engines that have not ended yet, as many as one job may have")));
+  }
+  engines_.fetch_add(1);
   epoch->exchange = std::make_unique<NodeExchange>(
       [make = context_.make_engine, spec, store = epoch->store]() mutable {
         spec.store = store.get();
@@ -95,7 +104,10 @@ void AgentEngine::End(const absl::Status& why) {
   if (epoch == nullptr) return;
   epoch->store->Cancel(why);
   epoch->exchange->Abort(why);
-  context_.reaper->Run([epoch = std::move(epoch)] { epoch->exchange.reset(); });
+  context_.reaper->Run([self = shared_from_this(), epoch = std::move(epoch)] {
+    epoch->exchange.reset();
+    self->engines_.fetch_sub(1);
+  });
 }
 
 void AgentEngine::Launch(const v1::Launch& launch) {

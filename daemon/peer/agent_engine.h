@@ -43,10 +43,13 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
     std::function<std::shared_ptr<ForwardingJob>(std::uint64_t incarnation)> find_rank;
     std::function<void()> settled;  // a launch was answered; busy() may have become false
   };
+  // Each has memory and threads until its end, which may take 10 s.
+  static constexpr int kMaxEngines = 4;
   explicit AgentEngine(Context context) : context_(std::move(context)) {}
 
   // ---- The coordinator's messages
-  // Ends the engine, if there is one, and connects a new one.
+  // Ends the engine, if there is one, and connects a new one. If kMaxEngines of them have not been
+  // destroyed yet, answers that the engine failed: RESOURCE_EXHAUSTED.
   void Connect(const v1::ConnectEngine& connect);
   void Take(const v1::EngineEnd& end);
   void Take(const v1::RendezvousValue& value);
@@ -83,6 +86,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
 
   const Context context_;
   std::atomic<std::uint64_t> epochs_{0};
+  std::atomic<int> engines_{0};  // not destroyed yet
 
   mutable Mutex mutex_;
   std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);  // null: there is no engine

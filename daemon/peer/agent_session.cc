@@ -1,5 +1,7 @@
 #include "daemon/peer/agent_session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "absl/strings/strip.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/peer/local_caller.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/worker/gpu_arena.h"
 #include "proto/gradsync/limits.h"
@@ -111,7 +114,7 @@ void AgentSession::LoseAll(const absl::Status& why) {
 absl::Status AgentSession::Take(const v1::AttachRequest& message) {
   if (message.has_hello()) return OnHello(message.hello());
   if (node_group_ == nullptr) {
-    if (greeted_.load()) return absl::OkStatus();  // it was refused, and does not know it yet
+    if (hello_came_) return absl::OkStatus();  // it was refused, and does not know it yet
     return Malformed("the first message is not Hello");
   }
   switch (message.kind_case()) {
@@ -167,7 +170,7 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
 }
 
 absl::Status AgentSession::OnHello(const v1::Hello& hello) {
-  if (greeted_.exchange(true)) return Malformed("Hello a second time");
+  if (std::exchange(hello_came_, true)) return Malformed("Hello a second time");
   const bool printable =
       std::all_of(hello.node_name().begin(), hello.node_name().end(), absl::ascii_isprint) &&
       std::all_of(hello.job_id().begin(), hello.job_id().end(), absl::ascii_isprint);
@@ -177,6 +180,7 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
       !(hello.token_hash().empty() || hello.token_hash().size() == kHashBytes)) {
     return Malformed("Hello with a field that is empty, too long or not printable");
   }
+  if (absl::Status allowed = CheckCaller(hello); !allowed.ok()) return allowed;
   if (hello.protocol() != kPeerProtocol) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kVersion,
                      absl::StrCat("node ", hello.node_name(), " speaks peer protocol ",
@@ -205,7 +209,21 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
       LogLevel::kInfo, "node attached",
       {{"node", node_name_}, {"address", address_}, {"job", key_.job_id}, {"uid", key_.uid}});
   Send(std::move(response));
+  greeted_.store(true);
   return absl::OkStatus();
+}
+
+// Without TLS anyone can say Hello in the name of any user. On this machine the kernel knows who
+// does: only a daemon may, which is root or has this daemon's user.
+absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
+  if (context_.tls) return absl::OkStatus();
+  const std::optional<std::uint32_t> user = StrangerAt(caller(), context_.port);
+  if (!user.has_value()) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kPermissionDenied, reason::kPeerRefused,
+                   absl::StrCat("node '", hello.node_name(), "' calls from a process of user ",
+                                *user, " on this machine: only root and user ", geteuid(),
+                                " may call the peer port, which has no TLS"),
+                   {{field::kJob, hello.job_id()}});
 }
 
 AgentRank* AgentSession::Find(std::uint64_t incarnation) {

@@ -39,6 +39,8 @@ struct AgentSessionContext {
   DecodeLimits limits;
   const Clock* clock = nullptr;
   JobTable* jobs = nullptr;
+  bool tls = false;        // agents have shown certificates
+  std::uint16_t port = 0;  // the one that agents call
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
   // How long other nodes' workers are kept for the next trainers.
@@ -60,6 +62,8 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
         context_(context),
         workers_(context.clock, context.worker_idle_limit_ns) {}
 
+  // Welcome was sent. It is the first message.
+  bool greeted() const { return greeted_.load(); }
   // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
   void Tick(std::uint64_t now_ns);
 
@@ -84,6 +88,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
 
   absl::Status Take(const v1::AttachRequest& message);
   absl::Status OnHello(const v1::Hello& hello);
+  absl::Status CheckCaller(const v1::Hello& hello) const;
   absl::Status OnRankRequest(const v1::RankRequest& request);
   // Joins the rank to the job. Not OK: it is refused.
   absl::Status Open(const v1::RankRequest& request, const std::shared_ptr<SessionSink>& sink);
@@ -106,6 +111,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
 
   // Used by the read side only.
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
+  bool hello_came_ = false;
   bool detaching_ = false;
   RemoteWorkers workers_;
   std::atomic<std::uint64_t> heard_ns_{0};

@@ -1,5 +1,6 @@
 #include "daemon/peer/coordinator_link.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -8,6 +9,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/agent_session.h"
+#include "daemon/peer/local_caller.h"
 #include "daemon/peer/reach_probe.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -147,6 +149,11 @@ void CoordinatorLink::StartRank(Waiting waiting) {
 
 void CoordinatorLink::OnMessage(const v1::AttachResponse& message) {
   heard_ns_.store(context_.clock->NowNs());
+  if (!message.has_welcome() && !Welcomed()) {
+    const auto* const kind = message.GetDescriptor()->FindFieldByNumber(message.kind_case());
+    return Refuse(absl::StrCat("it sent '", kind == nullptr ? "nothing" : kind->name(),
+                               "' before its Welcome"));
+  }
   switch (message.kind_case()) {
     case v1::AttachResponse::kWelcome:
       return OnWelcome(message.welcome());
@@ -176,7 +183,38 @@ void CoordinatorLink::OnMessage(const v1::AttachResponse& message) {
   }
 }
 
+bool CoordinatorLink::Welcomed() {
+  MutexLock lock(&mutex_);
+  return state_ != State::kDialing;
+}
+
+void CoordinatorLink::Refuse(const std::string& why) {
+  std::vector<Waiting> waiting;
+  {
+    MutexLock lock(&mutex_);
+    if (state_ != State::kDialing) return;
+    state_ = State::kEnded;
+    waiting = ranks_.TakeWaiting();
+  }
+  Cancel();
+  const absl::Status refused =
+      MakeError(absl::StatusCode::kPermissionDenied, reason::kCoordinatorRefused,
+                absl::StrCat("node ", context_.node_name, " takes no orders from ", address_,
+                             " as the coordinator of job '", key_.job_id, "': ", why),
+                {{field::kJob, key_.job_id}, {field::kAddress, address_}});
+  LogLimited(LogLevel::kWarning, "coordinator refused",
+             {{"job", key_.job_id}, {"uid", key_.uid}, {"address", address_}, {"why", why}});
+  for (const Waiting& one : waiting) one.joined(refused);
+}
+
 void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
+  // Without TLS anyone can answer. On this machine the kernel knows who does.
+  if (!context_.tls) {
+    if (const auto user = StrangerAt(call_.peer(), std::nullopt); user.has_value()) {
+      return Refuse(absl::StrCat("it is a process of user ", *user,
+                                 " on this machine, and the peer port has no TLS"));
+    }
+  }
   std::vector<Waiting> waiting;
   const bool self = welcome.instance() == context_.instance;
   {

@@ -42,6 +42,7 @@ struct LinkContext {
   Executor* executor = nullptr;  // frees ranks' memory
   Executor* reaper = nullptr;    // destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
+  bool tls = false;           // the coordinator has shown a certificate
   JobFinder* here = nullptr;  // this node's jobs, in case the coordinator is this daemon itself
 };
 
@@ -107,6 +108,9 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   bool CanFinish() const override { return false; }
 
   void OnWelcome(const v1::Welcome& welcome);
+  bool Welcomed();
+  // Ends the dialing: the ranks that wait get COORDINATOR_REFUSED.
+  void Refuse(const std::string& why);
   // Fails the ranks that have waited long enough for the coordinator. `why` is what ReachProbe
   // found.
   void OnProbed(const std::string& why);

@@ -34,6 +34,13 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
   const auto address = ParsePeerAddress(request.coordinator, options_.default_port);
   if (!address.ok()) return joined(address.status());
   const std::string text = address->Text();
+  if (!options_.coordinators.Allows(*address) && !IsOwn(*address)) {
+    return joined(
+        MakeError(absl::StatusCode::kPermissionDenied, reason::kCoordinatorRefused,
+                  absl::StrCat("this node's daemon may not connect to a coordinator at ", text,
+                               ": its peer_coordinators do not list that host and port"),
+                  {{field::kJob, request.key.job_id}, {field::kAddress, text}}));
+  }
   for (;;) {
     std::shared_ptr<CoordinatorLink> link;
     bool here = IsOwn(*address);
@@ -66,7 +73,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
           {{field::kJob, request.key.job_id}}));
     }
     if (here) return options_.link.here->Join(request, std::move(sink), std::move(joined));
-    if (dial) link->Dial(ChannelTo(text), options_.queue);
+    if (dial) link->Dial(ChannelTo(address->Target()), options_.queue);
     options_.dialed();
     if (link->Join(request, sink, joined)) return;
   }
@@ -86,7 +93,7 @@ CoordinatorLinkTable::Links CoordinatorLinkTable::CrowdLocked(std::uint32_t uid)
   return crowd;
 }
 
-std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string& address) const {
+std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string& target) const {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
@@ -95,7 +102,7 @@ std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(options_.max_message_bytes);
   if (!options_.tls_name.empty()) arguments.SetSslTargetNameOverride(options_.tls_name);
-  return grpc::CreateCustomChannel(address, options_.credentials, arguments);
+  return grpc::CreateCustomChannel(target, options_.credentials, arguments);
 }
 
 bool CoordinatorLinkTable::DropEnded() {

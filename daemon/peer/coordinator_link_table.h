@@ -20,6 +20,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/coordinator_link.h"
+#include "daemon/peer/coordinator_list.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/rpc/node_status_source.h"
 #include "daemon/rpc/stream_count.h"
@@ -35,6 +36,7 @@ class CoordinatorLinkTable {
     PeerAddress own;  // the address that this daemon listens on
     // Used if a coordinator's address has no port: the nodes' daemons are configured alike.
     std::uint16_t default_port = 0;
+    CoordinatorList coordinators;  // the ones that it may dial
     std::size_t quota_jobs_per_user = 0;
     std::shared_ptr<grpc::ChannelCredentials> credentials;
     std::string tls_name;  // as in PeerOptions
@@ -71,7 +73,7 @@ class CoordinatorLinkTable {
  private:
   using Links = std::vector<std::shared_ptr<CoordinatorLink>>;
 
-  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& address) const;
+  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& target) const;
   // True if the address is known to name this daemon. Does not dial it.
   bool IsOwn(const PeerAddress& address) const;
   // The user's links if they use up the quota; otherwise none.

@@ -1,11 +1,36 @@
 #include "daemon/peer/peer_address.h"
 
+#include <arpa/inet.h>
+
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 
 namespace gradsync::daemon {
+
+namespace {
+
+// A DNS name, an IPv4 address, or an IPv6 address, which may end in a zone ("fe80::2%eth0").
+bool IsHost(absl::string_view host) {
+  if (host.empty() || host.size() > 255) return false;
+  if (!absl::StrContains(host, ':')) {
+    return std::all_of(host.begin(), host.end(), [](char c) {
+      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.' || c == '_';
+    });
+  }
+  const absl::string_view number = host.substr(0, host.find('%'));
+  in6_addr address;
+  return inet_pton(AF_INET6, std::string(number).c_str(), &address) == 1 &&
+         std::all_of(host.begin(), host.end(), [](char c) {
+           return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '/' && c != ']';
+         });
+}
+
+}  // namespace
 
 bool PeerAddress::IsLoopback() const {
   return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
@@ -17,6 +42,8 @@ std::string PeerAddress::Text() const {
   return absl::StrContains(host, ':') ? absl::StrCat("[", host, "]:", port)
                                       : absl::StrCat(host, ":", port);
 }
+
+std::string PeerAddress::Target() const { return absl::StrCat("dns:///", Text()); }
 
 absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16_t default_port) {
   PeerAddress address;
@@ -37,7 +64,7 @@ absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16
   address.port_given = !port.empty();
   const bool good = port.empty() || (port.front() == ':' &&
                                      absl::SimpleAtoi(port.substr(1), &number) && number <= 65535);
-  if (!good || host.empty() || host.size() > 255 || absl::StrContains(host, '[')) {
+  if (!good || !IsHost(host)) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                      absl::StrCat("'", text, "' is not a host or host:port of a daemon"));
   }

@@ -20,11 +20,13 @@ struct PeerAddress {
   bool IsLoopback() const;
   // "0.0.0.0" or "::": every interface.
   bool IsWildcard() const;
-  // "host:port", as gRPC takes it.
+  // "host:port".
   std::string Text() const;
+  // What gRPC dials: always a host, never another scheme such as "unix-abstract".
+  std::string Target() const;
 };
 
-// INVALID_ARGUMENT MALFORMED names the text.
+// A host is a name, or a numeric address. INVALID_ARGUMENT MALFORMED names the text.
 absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16_t default_port);
 
 }  // namespace gradsync::daemon

@@ -1,5 +1,6 @@
 #include "daemon/peer/peer_server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -13,6 +14,8 @@ constexpr int kThreads = 2;
 // Jobs at a time of one other daemon, and streams at a time of all of them.
 constexpr int kStreamsPerConnection = 256;
 constexpr std::size_t kMaxNodes = 4096;
+// Streams of one address that have not said Hello.
+constexpr std::size_t kMaxUngreeted = 64;
 // A connection without an HTTP/2 handshake is closed after this.
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
@@ -52,8 +55,13 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   hooks.request = [this](auto* call, auto* stream, auto* queue, void* tag) {
     service_.RequestAttach(call, stream, queue, queue, tag);
   };
-  hooks.accepted = [&context, accepted = std::move(accepted)](AgentSession* node,
-                                                              std::size_t open) {
+  hooks.accepted = [this, &context, accepted = std::move(accepted)](AgentSession* node,
+                                                                    std::size_t open) {
+    if (UngreetedOf(node->address()) > kMaxUngreeted) {
+      node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                            absl::StrCat(node->address(), " has ", kMaxUngreeted,
+                                         " streams without Hello, as many as one address may")));
+    }
     if (open > kMaxNodes) {
       node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                             absl::StrCat("the daemon of node ", context.node_name, " serves ",
@@ -63,6 +71,13 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   };
   acceptor_.Start(std::move(hooks), dispatcher_->queue());
   dispatcher_->Start(kThreads);
+}
+
+std::size_t PeerServer::UngreetedOf(const std::string& address) {
+  const auto sessions = Sessions();
+  return static_cast<std::size_t>(std::count_if(
+      sessions.begin(), sessions.end(),
+      [&](const auto& session) { return !session->greeted() && session->address() == address; }));
 }
 
 void PeerServer::Shutdown() {

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -48,6 +49,7 @@ class PeerServer {
 
  private:
   PeerServer() = default;
+  std::size_t UngreetedOf(const std::string& address);
 
   PeerAddress address_;  // constant after Listen()
   StreamCount streams_;

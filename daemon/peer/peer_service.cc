@@ -35,6 +35,11 @@ std::string RandomInstance() {
   return instance;
 }
 
+// Daemons of one cluster are configured alike.
+std::uint16_t DefaultPort(const PeerAddress& listen) {
+  return listen.port != 0 ? listen.port : kPeerPort;
+}
+
 int MaxMessageBytes(const PeerOptions& options) {
   return static_cast<int>(options.max_message_bytes + kEnvelopeBytes);
 }
@@ -45,17 +50,18 @@ int MaxMessageBytes(const PeerOptions& options) {
 class PeerService::Impl {
  public:
   Impl(const PeerOptions& options, const PeerEnvironment& environment, const PeerAddress& listen,
-       const PeerCredentials& credentials, std::unique_ptr<PeerServer> server)
+       const PeerCredentials& credentials, const CoordinatorList& coordinators,
+       std::unique_ptr<PeerServer> server)
       : options_(options),
         environment_(environment),
         listen_(listen),
         instance_(RandomInstance()),
         node_name_(NodeName(options.node_name)),
         address_(server->address().Text()),
-        agent_context_(AgentContext()),
+        agent_context_(AgentContext(server->address().port)),
         server_(std::move(server)),
         node_groups_(GroupEnvironment(), environment.jobs),
-        links_(LinkOptions(credentials)),
+        links_(LinkOptions(credentials, coordinators)),
         ticker_(kTick, [this] { return Tick(); }) {
     NoteExposure();
     server_->Accept(agent_context_, [this] { ticker_.Wake(); });
@@ -116,7 +122,7 @@ class PeerService::Impl {
     return environment;
   }
 
-  AgentSessionContext AgentContext() {
+  AgentSessionContext AgentContext(std::uint16_t port) {
     AgentSessionContext context;
     context.instance = instance_;
     context.node_name = node_name_;
@@ -124,11 +130,14 @@ class PeerService::Impl {
     context.clock = environment_.clock;
     context.worker_idle_limit_ns = options_.worker_idle_limit_ns;
     context.jobs = environment_.jobs;
+    context.tls = !options_.tls_certificate.empty();
+    context.port = port;
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
     return context;
   }
 
-  CoordinatorLinkTable::Options LinkOptions(const PeerCredentials& credentials) {
+  CoordinatorLinkTable::Options LinkOptions(const PeerCredentials& credentials,
+                                            const CoordinatorList& coordinators) {
     CoordinatorLinkTable::Options options;
     options.link.instance = instance_;
     options.link.node_name = node_name_;
@@ -140,8 +149,10 @@ class PeerService::Impl {
     options.link.reaper = reaper_.get();
     options.link.clock = environment_.clock;
     options.link.here = environment_.jobs;
+    options.link.tls = !options_.tls_certificate.empty();
     options.own = server_->address();
-    options.default_port = listen_.port != 0 ? listen_.port : kPeerPort;
+    options.default_port = DefaultPort(listen_);
+    options.coordinators = coordinators;
     options.quota_jobs_per_user = options_.quota_jobs_per_user;
     options.credentials = credentials.client;
     options.tls_name = options_.tls_name;
@@ -157,9 +168,10 @@ class PeerService::Impl {
     if (options_.tls_certificate.empty()) {
       warnings_.push_back(absl::StrCat(
           "peer port ", address_,
-          " is open without TLS: everyone who reaches it can join any user's jobs. Set "
-          "peer_tls_certificate, peer_tls_key and peer_tls_ca, or keep others off "
-          "that network."));
+          " is open without TLS (peer_plain_text): everyone who reaches it can join any user's "
+          "jobs "
+          "that have no token. Set peer_tls_certificate, peer_tls_key and peer_tls_ca, or keep "
+          "others off that network."));
     }
     notices_.emplace_back(
         "gradients travel between nodes in clear text and unauthenticated, with TLS on "
@@ -218,10 +230,12 @@ absl::StatusOr<std::unique_ptr<PeerService>> PeerService::Start(
   const auto credentials =
       PeerCredentials::Read(options.tls_certificate, options.tls_key, options.tls_ca);
   if (!credentials.ok()) return credentials.status();
+  const auto coordinators = CoordinatorList::Parse(options.coordinators, DefaultPort(*listen));
+  if (!coordinators.ok()) return coordinators.status();
   auto server = PeerServer::Listen(*listen, credentials->server, MaxMessageBytes(options));
   if (!server.ok()) return server.status();
-  auto impl =
-      std::make_unique<Impl>(options, environment, *listen, *credentials, *std::move(server));
+  auto impl = std::make_unique<Impl>(options, environment, *listen, *credentials, *coordinators,
+                                     *std::move(server));
   return std::unique_ptr<PeerService>(new PeerService(std::move(impl)));
 }
 

@@ -22,8 +22,9 @@
 namespace gradsync::daemon {
 
 struct PeerOptions {
-  std::string listen;     // host or host:port; port 0: any free one
-  std::string node_name;  // empty: the host's name
+  std::string listen;        // host or host:port; port 0: any free one
+  std::string coordinators;  // the daemons to dial: see CoordinatorList
+  std::string node_name;     // empty: the host's name
   // PEM files. Give all three or none.
   std::string tls_certificate;
   std::string tls_key;

@@ -99,7 +99,9 @@ TEST(OptionsTest, OptionsAndFieldsAreTheSame) {
 TEST(OptionsTest, ExamplesAreAllowedAndNotTheDefault) {
   for (const OptionEntry& option : OptionTable()) {
     const std::string name(option.name);
-    auto loaded = Load({absl::StrCat("--", name, "=", option.example)});
+    std::vector<std::string> flags = {absl::StrCat("--", name, "=", option.example)};
+    if (name == "peer_listen") flags.push_back("--peer_plain_text=true");
+    auto loaded = Load(flags);
     ASSERT_TRUE(loaded.ok()) << loaded.status();
     EXPECT_EQ(option.format(*loaded), option.example);
     EXPECT_NE(option.format(*loaded), option.format(Options())) << name;
@@ -138,6 +140,8 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
                        "--quota_buckets_per_layout=8",
                        "--quota_parameters_per_layout=9",
                        "--max_message_bytes=10MiB",
+                       "--peer_plain_text=true",
+                       "--peer_coordinators=node7",
                        "--peer_tls_name=x",
                        "--engine_lanes=4",
                        "--engine_chunk_bytes=64KiB",
@@ -167,6 +171,8 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
   EXPECT_EQ(options->quota_buckets_per_layout, 8u);
   EXPECT_EQ(options->quota_parameters_per_layout, 9u);
   EXPECT_EQ(options->max_message_bytes, std::uint64_t{10} << 20);
+  EXPECT_TRUE(options->peer_plain_text);
+  EXPECT_EQ(options->peer_coordinators, "node7");
   EXPECT_EQ(options->peer_tls_name, "x");
   EXPECT_EQ(options->engine_lanes, 4u);
   EXPECT_EQ(options->engine_chunk_bytes, 65536u);
@@ -352,8 +358,31 @@ INSTANTIATE_TEST_SUITE_P(
         FlagFault{"Contradiction",
                   {"--staging_bytes=8MiB", "--quota_arena_bytes_per_user=4MiB"},
                   "staging_bytes: 8MiB exceeds quota_arena_bytes_per_user (4MiB), so that no "
-                  "session could open"}),
+                  "session could open"},
+        FlagFault{"TooManyLaneBytes",
+                  {"--engine_lanes=8", "--engine_chunk_bytes=16MiB"},
+                  "engine_chunk_bytes: 8 engine_lanes of 16MiB exceed 64MiB"},
+        FlagFault{"PlainText",
+                  {"--peer_listen=10.0.0.1"},
+                  "peer_listen: other machines reach 10.0.0.1, and there is no TLS. Set "
+                  "peer_tls_certificate, peer_tls_key and peer_tls_ca (deploy/peer-keys makes "
+                  "them), or peer_plain_text if everyone on that network may join any user's jobs"},
+        FlagFault{"Coordinators",
+                  {"--peer_coordinators=node7, 10.0.0.0/33"},
+                  "--peer_coordinators: '10.0.0.0/33' is not a host, *.domain or network, with or "
+                  "without a port; allowed: hosts, *.domains or networks, by commas; or empty"}),
     [](const ::testing::TestParamInfo<FlagFault>& info) { return info.param.name; });
+
+TEST(FlagFaultTest, PeerPortThatOthersReachNeedsTlsOrAWord) {
+  EXPECT_TRUE(Load({"--peer_listen=node7", "--peer_plain_text=true"}).ok());
+  EXPECT_TRUE(Load({"--peer_listen=node7", "--peer_tls_certificate=/c"}).ok());
+  for (const char* const loopback : {"127.0.0.1", "[::1]:7417", "localhost"}) {
+    EXPECT_TRUE(Load({absl::StrCat("--peer_listen=", loopback)}).ok()) << loopback;
+  }
+  for (const char* const reachable : {"node7", "0.0.0.0:7417", "[::]", "192.0.2.1"}) {
+    EXPECT_FALSE(Load({absl::StrCat("--peer_listen=", reachable)}).ok()) << reachable;
+  }
+}
 
 TEST(FlagFaultTest, LongestSocketPathIsAllowed) {
   EXPECT_TRUE(Load({"--socket=/" + std::string(97, 'x') + ".sock"}).ok());

@@ -5,11 +5,14 @@
 #include <unistd.h>
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "gtest/gtest.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
+#include "tests/fault/two_nodes.h"
 
 namespace gradsync::fault {
 namespace {
@@ -83,6 +86,44 @@ TEST_F(OtherUser, CannotClaimANonceOfAnotherUser) {
   EXPECT_EQ(stolen.code, "PERMISSION_DENIED") << stolen;
   EXPECT_EQ(stolen.Field("descriptors"), "0");
   EXPECT_NE(owner.Map(*assigned, daemon_.side_socket()), nullptr) << "the owner can still claim it";
+}
+
+// ---- Without TLS on the peer port
+
+class OtherUsersDaemon : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can start a daemon of another user";
+  }
+  // It may write to this test's folders, and nothing else.
+  const std::vector<std::string> kAsOther = {"/usr/bin/setpriv", "--reuid=12345", "--clear-groups",
+                                             "--inh-caps=-all,+dac_override",
+                                             "--ambient-caps=-all,+dac_override"};
+};
+
+// Otherwise any local process could join, and supersede, the job of any user.
+TEST_F(OtherUsersDaemon, IsRefusedAsAnAgentWithoutTls) {
+  const TwoNodes nodes;
+  const auto trainers = nodes.Join();
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  const TestDaemon stranger({"--peer_listen=127.0.0.3:0", "--node_name=stranger"}, {}, kAsOther);
+  Trainer attacker(stranger, 3, 4, "job", "coordinator=" + nodes.coordinator());
+  const Reply refused = attacker.Join();
+  EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
+  EXPECT_EQ(refused.reason, "PEER_REFUSED") << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message, "user 12345")) << refused;
+  ExpectAll(trainers, "step times=2");
+}
+
+// Otherwise a trainer could name a coordinator of its own, which tells this daemon what to do.
+TEST_F(OtherUsersDaemon, IsRefusedAsACoordinatorWithoutTls) {
+  const TestDaemon stranger({"--peer_listen=127.0.0.3:0", "--node_name=stranger"}, {}, kAsOther);
+  const TestDaemon alpha({"--peer_listen=127.0.0.1:0", "--node_name=alpha"});
+  Trainer attacker(alpha, 0, 2, "job", "coordinator=" + stranger.Status().peer_address());
+  const Reply refused = attacker.Join();
+  EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
+  EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message, "user 12345")) << refused;
 }
 
 }  // namespace

@@ -2,9 +2,11 @@
 // it never logs.
 
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
@@ -24,33 +26,21 @@ bool Contains(const std::string& text, const std::string& part) {
 class Certificates {
  public:
   Certificates() {
-    Make(
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-        "-subj /CN=test-ca -keyout ca.key -out ca.crt");
-    Make(
-        "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=gradsyncd "
-        "-keyout peer.key -out peer.csr");
-    Make("printf subjectAltName=DNS:gradsyncd >names");
-    Make(
-        "openssl x509 -req -in peer.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 "
-        "-extfile names -out peer.crt");
+    const std::string command = "deploy/peer-keys " + folder_.File("keys") + " 2 >/dev/null";
+    EXPECT_EQ(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c)
   }
   std::vector<std::string> Flags() const {
-    return {"--peer_tls_certificate=" + folder_.File("peer.crt"),
-            "--peer_tls_key=" + folder_.File("peer.key"), "--peer_tls_ca=" + folder_.File("ca.crt"),
-            "--peer_tls_name=gradsyncd"};
+    return {"--peer_tls_certificate=" + folder_.File("keys/peer.crt"),
+            "--peer_tls_key=" + folder_.File("keys/peer.key"),
+            "--peer_tls_ca=" + folder_.File("keys/ca.crt"), "--peer_tls_name=gradsyncd"};
   }
 
  private:
-  void Make(const std::string& command) {
-    const std::string line = "cd " + folder_.path() + " && " + command + " 2>log";
-    EXPECT_EQ(std::system(line.c_str()), 0) << command;  // NOLINT(cert-env33-c)
-  }
   const TemporaryDirectory folder_;
 };
 
 TEST(PeerExposureTest, ReachablePortWithoutTlsIsAWarning) {
-  const TestDaemon daemon({"--peer_listen=0.0.0.0:0"});
+  const TestDaemon daemon({"--peer_listen=0.0.0.0:0", "--peer_plain_text=true"});
   const v1::GetStatusResponse status = daemon.Status();
   ASSERT_EQ(status.warnings_size(), 1);
   EXPECT_TRUE(Contains(status.warnings(0), kOpenPort)) << status.warnings(0);
@@ -80,7 +70,8 @@ TEST(PeerExposureTest, LoopbackAddressNeedsNoWarning) {
 }
 
 TEST(PeerExposureTest, CoordinatorOnEveryAddressFindsAReachableOne) {
-  const TestDaemon alpha({"--peer_listen=0.0.0.0:0", "--node_name=alpha"});
+  const TestDaemon alpha(
+      {"--peer_listen=0.0.0.0:0", "--peer_plain_text=true", "--node_name=alpha"});
   const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta"});
   const std::string listens = alpha.Status().peer_address();
   const std::string coordinator = "coordinator=127.0.0.1" + listens.substr(listens.rfind(':'));
@@ -107,6 +98,32 @@ TEST(PeerExposureTest, OnlyNodesWithTheSharedCertificateMeet) {
   }));
   trainer.Kill();
   EXPECT_FALSE(Contains(nodes.alpha().Log(), "node=stranger"));
+}
+
+TEST(PeerExposureTest, OnlyListedCoordinatorsAreDialed) {
+  const TestDaemon alpha({"--peer_listen=127.0.0.1:0", "--node_name=alpha"});
+  const std::string coordinator = alpha.Status().peer_address();
+  const std::string port = coordinator.substr(coordinator.rfind(':'));
+  const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta",
+                         "--peer_coordinators=127.0.0.0/24" + port + ", *.cluster.example"});
+  for (const std::string& other :
+       {"127.0.1.1" + port, std::string("127.0.0.1:9"), std::string("localhost") + port}) {
+    const Reply refused = Trainer(beta, 1, 2, "job", "coordinator=" + other + "").Join();
+    EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << other << ": " << refused;
+  }
+  Trainers trainers;
+  trainers.push_back(std::make_unique<Trainer>(alpha, 0, 2, "job", "coordinator=" + coordinator));
+  trainers.push_back(std::make_unique<Trainer>(beta, 1, 2, "job", "coordinator=" + coordinator));
+  JoinAll(trainers);
+  ExpectAll(trainers, "register buckets=2 count=1000");
+}
+
+TEST(PeerExposureTest, CoordinatorIsAHostAndNoOtherAddress) {
+  const TestDaemon alpha({"--peer_listen=127.0.0.1:0"});
+  for (const char* const address : {"unix-abstract:name", "unix:/run/other.sock", "a:b:c"}) {
+    const Reply refused = Trainer(alpha, 0, 2, "job", absl::StrCat("coordinator=", address)).Join();
+    EXPECT_EQ(refused.reason, "MALFORMED") << address << ": " << refused;
+  }
 }
 
 TEST(PeerExposureTest, TokenIsNeverLogged) {

@@ -15,7 +15,7 @@ NetworkedNodes::NetworkedNodes(int nodes, std::uint64_t bits_per_second, int por
   for (int node = 0; node < nodes; ++node) {
     std::vector<std::string> all = {
         absl::StrCat("--peer_listen=", network_.address(node), ":", real() ? port : 0),
-        absl::StrCat("--node_name=", Name(node))};
+        "--peer_plain_text=true", absl::StrCat("--node_name=", Name(node))};
     all.insert(all.end(), flags.begin(), flags.end());
     daemons_.push_back(std::make_unique<TestDaemon>(all, std::vector<std::string>{},
                                                     network_.CommandPrefix(node)));

@@ -26,11 +26,15 @@ TEST(PeerAddressTest, ParsesHostsWithAndWithoutPort) {
     EXPECT_EQ(address->host, one.host);
     EXPECT_EQ(address->port, one.port);
     EXPECT_EQ(address->Text(), one.again);
+    EXPECT_EQ(address->Target(), std::string("dns:///") + one.again);
   }
 }
 
 TEST(PeerAddressTest, RefusesInvalidAddresses) {
-  for (const char* text : {"", ":80", "node7:", "node7:x", "node7:65536", "node7:-1", "[::1]x"}) {
+  for (const char* text :
+       {"", ":80", "node7:", "node7:x", "node7:65536", "node7:-1", "[::1]x", "unix:/run/other.sock",
+        "unix-abstract:name", "dns:///node7", "a:b:c", "node7/", "node 7", "node7%2f",
+        "[node7]:80x", "user@node7", "fe80::/64"}) {
     EXPECT_FALSE(ParsePeerAddress(text, 7417).ok()) << text;
   }
 }

@@ -472,7 +472,8 @@ class Session {
   //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` in time.
   //                        DRAINING.
   //   PERMISSION_DENIED    CREDENTIALS: the socket's permissions, or a missing token. With kHold: a
-  //                        job that holds this rank has another token.
+  //                        job that holds this rank has another token. COORDINATOR_REFUSED,
+  //                        PEER_REFUSED: the daemons do not take orders from each other.
   //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms, or of a
   //                        job with kHold.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'. LEFT:

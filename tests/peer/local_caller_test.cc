@@ -1,0 +1,85 @@
+#include "daemon/peer/local_caller.h"
+
+#include <arpa/inet.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr char kTables[] =
+    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout "
+    "inode\n"
+    "   0: 0100007F:1CF9 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n"
+    "   1: 0100007F:1267 0100007F:1CF9 01 00000000:00000000 00:00000000 00000000  1000        0 2\n"
+    "  sl  local_address                         remote_address                        st\n"
+    "   0: 00000000000000000000000001000000:1268 00000000000000000000000001000000:1CF9 01 "
+    "00000000:00000000 00:00000000 00000000  1001        0 3\n"
+    "   1: 0000000000000000FFFF00000200007F:1269 0000000000000000FFFF00000100007F:1CF9 01 "
+    "00000000:00000000 00:00000000 00000000  1002        0 4\n";
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(LocalCallerTest, UserOfTheCallersSocketIsFound) {
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 7417, kTables), ElementsAre(1000));
+  EXPECT_THAT(UsersAt("ipv6:%5B::1%5D:4712", 7417, kTables), ElementsAre(1001));
+  EXPECT_THAT(UsersAt("ipv6:[::1]:4712", 7417, kTables), ElementsAre(1001));
+}
+
+TEST(LocalCallerTest, MappedAddressIsTheSameAddress) {
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.2:4713", 7417, kTables), ElementsAre(1002));
+  EXPECT_THAT(UsersAt("ipv6:%5B::ffff:127.0.0.2%5D:4713", 7417, kTables), ElementsAre(1002));
+  EXPECT_THAT(UsersAt("ipv6:%5B::ffff:127.0.0.1%5D:4711", 7417, kTables), ElementsAre(1000));
+}
+
+// A process can share the port of another user's socket, and so come first in the table.
+TEST(LocalCallerTest, EveryUserOfASharedPortIsFound) {
+  const std::string shared = absl::StrCat(
+      kTables,
+      "   9: 0100007F:1267 0200007F:1CF9 01 00000000:00000000 00:00000000 00000000     0        0 "
+      "5\n");
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 7417, shared), ElementsAre(1000, 0));
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:7417", std::nullopt, shared), ElementsAre(0));
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 80, shared), IsEmpty());
+}
+
+TEST(LocalCallerTest, ProcessOfAnotherMachineHasNoUserHere) {
+  for (const char* address :
+       {"ipv4:127.0.0.1:4712", "ipv4:10.0.0.1:4711", "ipv4:127.0.0.1:9", "ipv6:%5B::2%5D:4712",
+        "unix:/run/x.sock", "", "ipv4:", "ipv4:x:1", "ipv4:127.0.0.1:x"}) {
+    EXPECT_THAT(UsersAt(address, std::nullopt, kTables), IsEmpty()) << address;
+  }
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", std::nullopt, ""), IsEmpty());
+}
+
+TEST(LocalCallerTest, OwnSocketIsNoStranger) {
+  const int listens = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  socklen_t size = sizeof(address);
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(listens, any, size), 0);
+  ASSERT_EQ(listen(listens, 1), 0);
+  ASSERT_EQ(getsockname(listens, any, &size), 0);
+  std::ifstream file("/proc/net/tcp");
+  std::ostringstream table;
+  table << file.rdbuf();
+  const std::string own = absl::StrCat("ipv4:127.0.0.1:", ntohs(address.sin_port));
+  EXPECT_THAT(UsersAt(own, std::nullopt, table.str()), ElementsAre(getuid()));
+  EXPECT_EQ(StrangerAt(own, std::nullopt), std::nullopt);
+  close(listens);
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
