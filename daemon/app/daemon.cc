@@ -45,6 +45,7 @@ constexpr char kGradientSync[] = "gradsync.v1.GradientSync";
 constexpr char kIntrospection[] = "gradsync.v1.Introspection";
 constexpr int kStreamsPerConnection = 32;
 constexpr int kGrpcThreads = 32;
+constexpr int kIdleConnectionMs = 30'000;
 // Time after the drain in which clients read the ends of their streams and gRPC stops.
 constexpr absl::Duration kTeardown = absl::Seconds(3);
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(5);
@@ -236,6 +237,10 @@ absl::Status Daemon::Rooms::StartServer() {
   // These bound the streams of a connection, and the threads of the synchronous services
   // (reflection and Introspection). Each call of those services occupies a thread.
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+  // gRPC limits a message before and after it decompresses it, not meanwhile.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // Otherwise a connection without a call keeps its descriptors for ever.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
   builder.SetResourceQuota(grpc::ResourceQuota("gradsyncd").SetMaxThreads(kGrpcThreads));
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
   builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);

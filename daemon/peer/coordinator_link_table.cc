@@ -100,6 +100,8 @@ std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // gRPC limits a message before and after it decompresses it, not meanwhile.
+  arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   arguments.SetMaxReceiveMessageSize(options_.max_message_bytes);
   if (!options_.tls_name.empty()) arguments.SetSslTargetNameOverride(options_.tls_name);
   return grpc::CreateCustomChannel(target, options_.credentials, arguments);

@@ -32,6 +32,8 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
   builder.AddListeningPort(address.Text(), credentials, &port);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+  // gRPC limits a message before and after it decompresses it, not meanwhile.
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
   builder.SetMaxReceiveMessageSize(max_message_bytes);

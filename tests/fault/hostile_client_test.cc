@@ -1,9 +1,11 @@
 // Hostile clients send too much, read nothing or overwrite their memory. The daemon limits each of
 // them and continues to serve others.
 
+#include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -90,6 +92,28 @@ TEST(TooLargeMessage, IsReportedByNameByTheLibrary) {
   const Reply reply = trainer.Do("register parameters=" + parameters);
   EXPECT_EQ(reply.code, "RESOURCE_EXHAUSTED") << reply;
   EXPECT_NE(reply.message.find("larger than max"), std::string::npos) << reply;
+  ExpectServesOn(daemon);
+}
+
+// 128 KB on the wire would be 128 MiB in the daemon.
+TEST(CompressedMessage, IsRefusedBeforeItGrows) {
+  TestDaemon daemon;
+  const std::uint64_t before = PeakBytes(daemon.pid());
+  const auto stub = v1::GradientSync::NewStub(
+      grpc::CreateChannel("unix:" + daemon.socket(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(kPatienceMs));
+  context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  const auto stream = stub->Session(&context);
+  v1::SessionRequest request;
+  request.mutable_open_session()->set_job_id(std::string(128 << 20, 'x'));
+  stream->Write(request);
+  v1::SessionResponse response;
+  while (stream->Read(&response)) {
+    EXPECT_FALSE(response.has_session_opened());
+  }
+  EXPECT_FALSE(stream->Finish().ok());
+  EXPECT_LT(PeakBytes(daemon.pid()), before + (std::uint64_t{32} << 20));
   ExpectServesOn(daemon);
 }
 
