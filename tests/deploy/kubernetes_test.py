@@ -1,5 +1,7 @@
-"""Checks that the Kubernetes manifests match their schemas and give the daemon what it needs."""
+"""Checks that the Kubernetes manifests match their schemas, give the daemon what it needs, and keep
+tenants out of the rest."""
 
+import copy
 import os
 import pathlib
 import subprocess
@@ -8,18 +10,30 @@ import unittest
 
 MANIFESTS = sorted(pathlib.Path("deploy/kubernetes").glob("*.yaml"))
 CHECK_OPTIONS = "tests/deploy/check_options"
-# The oldest version with native sidecars by default, and the newest that kubernetes-validate knows.
-VERSIONS = ["1.29", "1.37"]
+# The oldest version with native sidecars by default, the oldest with admission policies by default,
+# and the newest that kubernetes-validate knows.
+VERSIONS = ["1.29", "1.30", "1.37"]
+# These kinds do not belong to a namespace.
+CLUSTER_KINDS = ["Namespace", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"]
+POD_KINDS = ["DaemonSet", "Pod"]
+SYSTEM_NAMESPACE = "gradsync-system"
 SOCKET_FOLDER = "/run/gradsync"
 
 try:
     import yaml
-except ImportError:
-    sys.exit("PyYAML is missing in .venv: run tools/setup --test")
+    from cel_expr_python import cel
+    from cel_expr_python.ext import ext_optional
+except ImportError as error:
+    sys.exit(f"{error.name} is missing in .venv: run tools/setup --test")
 
 
 def documents(path):
     return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def documents_of(kind):
+    """All manifests' documents of one kind."""
+    return [d for path in MANIFESTS for d in documents(path) if d["kind"] == kind]
 
 
 def pod_spec(document):
@@ -49,12 +63,12 @@ class SchemaTest(unittest.TestCase):
     def test_manifests_exist(self):
         self.assertEqual(
             [path.name for path in MANIFESTS],
-            ["daemonset.yaml", "gpu-daemonset.yaml", "sidecar-pod.yaml"],
+            ["daemonset.yaml", "gpu-daemonset.yaml", "namespaces.yaml", "sidecar-pod.yaml"],
         )
 
     def test_manifests_are_valid(self):
         for path in MANIFESTS:
-            for version in VERSIONS:
+            for version in VERSIONS[1:] if path.name == "namespaces.yaml" else VERSIONS:
                 with self.subTest(path=path.name, version=version):
                     result = self.validate(path, version)
                     self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
@@ -76,10 +90,9 @@ class PodTest(unittest.TestCase):
     def pods(self):
         for path in MANIFESTS:
             for document in documents(path):
-                if document["kind"] == "NetworkPolicy":
-                    continue
-                with self.subTest(path=path.name, kind=document["kind"]):
-                    yield pod_spec(document)
+                if document["kind"] in POD_KINDS:
+                    with self.subTest(path=path.name, kind=document["kind"]):
+                        yield pod_spec(document)
 
     def daemons(self):
         found = 0
@@ -118,6 +131,16 @@ class PodTest(unittest.TestCase):
                 result = subprocess.run([*command[:-1], script], check=False)
                 self.assertEqual(result.returncode == 0, alive, status)
 
+    def test_images_have_a_digest(self):
+        # A tag can name another image tomorrow. A digest of zeros names none, so nobody forgets to
+        # replace it.
+        for spec in self.pods():
+            for container in containers(spec):
+                self.assertRegex(
+                    container["image"],
+                    r"^registry\.example\.com/(gradsync|trainer)@sha256:0{64}$",
+                )
+
     def test_cpu_is_not_limited(self):
         for spec in self.pods():
             for container in containers(spec):
@@ -148,7 +171,8 @@ class PodTest(unittest.TestCase):
 
 class SidecarTest(unittest.TestCase):
     def setUp(self):
-        self.spec = documents(pathlib.Path("deploy/kubernetes/sidecar-pod.yaml"))[0]["spec"]
+        _, pod = documents(pathlib.Path("deploy/kubernetes/sidecar-pod.yaml"))
+        self.spec = pod["spec"]
         self.daemon = find(self.spec["initContainers"], "gradsyncd")
 
     def test_it_is_a_native_sidecar(self):
@@ -156,6 +180,16 @@ class SidecarTest(unittest.TestCase):
 
     def test_it_sees_the_trainers_processes(self):
         self.assertTrue(self.spec["shareProcessNamespace"])
+
+    def test_level_restricted_allows_it(self):
+        self.assertTrue(self.spec["securityContext"]["runAsNonRoot"])
+        self.assertEqual(self.spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault")
+        for container in containers(self.spec):
+            security = container["securityContext"]
+            self.assertFalse(security["allowPrivilegeEscalation"])
+            self.assertEqual(security["capabilities"], {"drop": ["ALL"]})
+        for volume in self.spec["volumes"]:
+            self.assertIn("emptyDir", volume)
 
     def test_both_users_reach_the_socket(self):
         self.assertIn("emptyDir", find(self.spec["volumes"], "gradsync"))
@@ -166,10 +200,7 @@ class SidecarTest(unittest.TestCase):
 
 class DaemonSetTest(unittest.TestCase):
     def setUp(self):
-        daemonset, self.policy, trainer = documents(
-            pathlib.Path("deploy/kubernetes/daemonset.yaml")
-        )
-        self.labels = daemonset["spec"]["template"]["metadata"]["labels"]
+        daemonset, trainer = documents(pathlib.Path("deploy/kubernetes/daemonset.yaml"))
         self.spec = pod_spec(daemonset)
         self.daemon = find(self.spec["containers"], "gradsyncd")
         self.trainer = trainer["spec"]
@@ -207,21 +238,24 @@ class DaemonSetTest(unittest.TestCase):
         group = self.daemon["securityContext"]["runAsGroup"]
         self.assertEqual(self.spec["securityContext"]["fsGroup"], group)
 
-    def test_only_daemons_reach_the_ports_of_daemons(self):
-        policy = self.policy["spec"]
-        self.assertEqual(policy["policyTypes"], ["Ingress"])
-        daemons = {"matchLabels": self.labels}
-        self.assertEqual(policy["podSelector"], daemons)
-        (rule,) = policy["ingress"]
-        self.assertEqual(rule["from"], [{"podSelector": daemons}])
+    def test_only_daemons_reach_the_ports_of_daemons_and_they_reach_nothing_else(self):
+        (policy,) = documents_of("NetworkPolicy")
+        self.assertEqual(policy["metadata"]["namespace"], SYSTEM_NAMESPACE)
         sysctls = self.spec["securityContext"]["sysctls"]
         low, high = find(sysctls, "net.ipv4.ip_local_port_range")["value"].split()
+        ports = [
+            {"protocol": "TCP", "port": 7417},
+            {"protocol": "TCP", "port": int(low), "endPort": int(high)},
+        ]
+        every_pod_of_its_namespace = {"podSelector": {}}
         self.assertEqual(
-            rule["ports"],
-            [
-                {"protocol": "TCP", "port": 7417},
-                {"protocol": "TCP", "port": int(low), "endPort": int(high)},
-            ],
+            policy["spec"],
+            {
+                **every_pod_of_its_namespace,
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": [{"from": [every_pod_of_its_namespace], "ports": ports}],
+                "egress": [{"to": [every_pod_of_its_namespace], "ports": ports}],
+            },
         )
 
     def option(self, name):
@@ -259,6 +293,204 @@ class GpuDaemonSetTest(unittest.TestCase):
     def test_the_trainer_may_enter_the_folder(self):
         group = self.daemon["securityContext"]["runAsGroup"]
         self.assertIn(group, self.trainer["securityContext"]["supplementalGroups"])
+
+
+class NamespaceTest(unittest.TestCase):
+    def setUp(self):
+        self.labels = {
+            namespace["metadata"]["name"]: namespace["metadata"]["labels"]
+            for namespace in documents_of("Namespace")
+        }
+
+    def test_every_object_names_a_namespace_of_the_manifests(self):
+        for path in MANIFESTS:
+            for document in documents(path):
+                with self.subTest(path=path.name, kind=document["kind"]):
+                    if document["kind"] in CLUSTER_KINDS:
+                        self.assertNotIn("namespace", document["metadata"])
+                    else:
+                        self.assertIn(document["metadata"]["namespace"], self.labels)
+
+    def test_the_node_daemons_have_their_namespace_alone(self):
+        for document in documents_of("DaemonSet"):
+            self.assertEqual(document["metadata"]["namespace"], SYSTEM_NAMESPACE)
+        for document in documents_of("Pod"):
+            self.assertNotEqual(document["metadata"]["namespace"], SYSTEM_NAMESPACE)
+
+    def test_a_namespace_that_needs_nothing_of_the_nodes_is_restricted(self):
+        for name, labels in self.labels.items():
+            level = labels["pod-security.kubernetes.io/enforce"]
+            needs_nodes = name == SYSTEM_NAMESPACE or "gradsync/user" in labels
+            self.assertEqual(level, "privileged" if needs_nodes else "restricted", name)
+
+
+def change(pod, path, value):
+    """Returns a copy of the pod in which the field at the path, such as spec/volumes/0, is set.
+
+    Missing objects on the way are made. An index at the end of a list adds to it.
+    """
+    pod = copy.deepcopy(pod)
+    *way, last = [int(key) if key.isdigit() else key for key in path.split("/")]
+    place = pod
+    for key in way:
+        place = place[key] if isinstance(key, int) else place.setdefault(key, {})
+    if isinstance(place, list) and last == len(place):
+        place.append(value)
+    else:
+        place[last] = value
+    return pod
+
+
+class AdmissionTest(unittest.TestCase):
+    """Evaluates the admission policy's expressions with the library of CEL's own project.
+
+    The API server uses the same project's library for Go. What it adds to the language, beyond
+    optional values, does not compile here.
+    """
+
+    def setUp(self):
+        (policy,) = documents_of("ValidatingAdmissionPolicy")
+        (self.binding,) = documents_of("ValidatingAdmissionPolicyBinding")
+        self.name = policy["metadata"]["name"]
+        self.policy = policy["spec"]
+        self.cel = cel.NewEnv(
+            variables={name: cel.Type.DYN for name in ["object", "namespaceObject", "variables"]},
+            extensions=[ext_optional.ExtOptional()],
+        )
+        namespaces = documents_of("Namespace")
+        self.namespaces = {n["metadata"]["name"]: n for n in namespaces}
+        self.trainers = [
+            pod for pod in documents_of("Pod") if pod["metadata"]["namespace"] == "team-a"
+        ]
+
+    def evaluate(self, expression, values):
+        value = self.cel.compile(expression).eval(data=values)
+        if value.type() == cel.Type.ERROR:
+            raise ValueError(f"{expression}: {value.value()}")
+        return value.plain_value()
+
+    def refusals(self, pod, namespace=None):
+        """The messages with which the policy refuses the pod."""
+        namespace = namespace or self.namespaces["team-a"]
+        values = {"object": pod, "namespaceObject": namespace, "variables": {}}
+        for variable in self.policy["variables"]:
+            values["variables"][variable["name"]] = self.evaluate(variable["expression"], values)
+        results = [(self.evaluate(v["expression"], values), v) for v in self.policy["validations"]]
+        self.assertLessEqual({result for result, _ in results}, {True, False})
+        return [validation["message"] for result, validation in results if not result]
+
+    def test_it_refuses_pods_and_containers_added_to_pods(self):
+        self.assertEqual(self.policy["failurePolicy"], "Fail")
+        self.assertEqual(
+            [
+                (rule["operations"], rule["resources"])
+                for rule in self.policy["matchConstraints"]["resourceRules"]
+            ],
+            [(["CREATE"], ["pods"]), (["UPDATE"], ["pods/ephemeralcontainers"])],
+        )
+        self.assertEqual(self.binding["spec"]["policyName"], self.name)
+        self.assertEqual(self.binding["spec"]["validationActions"], ["Deny"])
+
+    def test_it_holds_in_the_namespaces_of_tenants(self):
+        selector = self.binding["spec"]["matchResources"]["namespaceSelector"]
+        self.assertEqual(
+            selector, {"matchExpressions": [{"key": "gradsync/user", "operator": "Exists"}]}
+        )
+        self.assertIn("gradsync/user", self.namespaces["team-a"]["metadata"]["labels"])
+        self.assertNotIn("gradsync/user", self.namespaces[SYSTEM_NAMESPACE]["metadata"]["labels"])
+
+    def test_the_examples_may_train(self):
+        self.assertEqual(len(self.trainers), 2)
+        for trainer in self.trainers:
+            self.assertEqual(self.refusals(trainer), [])
+
+    def test_a_pod_without_the_folder_may_run(self):
+        pod = change(self.trainers[0], "spec/volumes", [{"name": "gradsync", "emptyDir": {}}])
+        pod = change(pod, "spec/containers/0/volumeMounts/0/readOnly", False)
+        self.assertEqual(self.refusals(pod), [])
+        del pod["spec"]["volumes"], pod["spec"]["containers"][0]["volumeMounts"]
+        self.assertEqual(self.refusals(pod), [])
+
+    def test_debugging_is_possible_with_the_rights_of_a_trainer(self):
+        pod = change(self.trainers[0], "spec/ephemeralContainers", [{"name": "debugger"}])
+        self.assertEqual(len(self.refusals(pod)), 1)
+        rights = {"allowPrivilegeEscalation": False}
+        pod = change(pod, "spec/ephemeralContainers/0/securityContext", rights)
+        self.assertEqual(self.refusals(pod), [])
+
+    def test_daemons_of_the_nodes_are_no_tenants(self):
+        for daemonset in documents_of("DaemonSet"):
+            self.assertGreater(len(self.refusals(daemonset["spec"]["template"])), 1)
+
+    def test_a_namespace_with_a_wrong_user_runs_no_pods(self):
+        for user in ["1e4", "", "tenant"]:
+            namespace = {"metadata": {"labels": {"gradsync/user": user}}}
+            with self.assertRaises(ValueError):
+                self.refusals(self.trainers[0], namespace)
+        namespace = {"metadata": {"labels": {"gradsync/user": "10002"}}}
+        self.assertIn("runAsUser", " ".join(self.refusals(self.trainers[0], namespace)))
+
+    def test_it_refuses_everything_else_of_the_node(self):
+        container = "spec/containers/0/"
+        context = container + "securityContext/"
+        other = {"name": "other", "securityContext": {"allowPrivilegeEscalation": False}}
+        mount = {"name": "gradsync", "mountPath": "/run/other"}
+        root = {"runAsUser": 0, "allowPrivilegeEscalation": False}
+        host = {"host": "10.0.0.1", "port": 7417}
+        cases = [
+            ("hostPath", "spec/volumes/0/hostPath/path", "/"),
+            ("hostPath", "spec/volumes/0/hostPath/path", "/run"),
+            ("hostPath", "spec/volumes/0/hostPath/path", "/run/gradsync/"),
+            ("hostPath", "spec/volumes/0/hostPath/path", "/run/gradsync/.."),
+            ("hostPath", "spec/volumes/1", {"name": "etc", "hostPath": {"path": "/etc"}}),
+            ("readOnly", container + "volumeMounts/0/readOnly", False),
+            ("readOnly", container + "volumeMounts/1", mount),
+            ("readOnly", "spec/initContainers", [{**other, "volumeMounts": [mount]}]),
+            ("readOnly", "spec/ephemeralContainers", [{**other, "volumeMounts": [mount]}]),
+            ("runAsUser", "spec/securityContext/runAsUser", 0),
+            ("runAsUser", "spec/securityContext/runAsUser", 7417),
+            ("runAsUser", "spec/securityContext", {"runAsNonRoot": True}),
+            ("runAsUser", context + "runAsUser", 10002),
+            ("runAsUser", "spec/initContainers", [{**other, "securityContext": root}]),
+            ("runAsUser", "spec/ephemeralContainers", [{**other, "securityContext": root}]),
+            ("allowPrivilegeEscalation", context + "allowPrivilegeEscalation", True),
+            ("allowPrivilegeEscalation", container + "securityContext", {}),
+            ("allowPrivilegeEscalation", "spec/initContainers", [{"name": "other"}]),
+            ("privileged", context + "privileged", True),
+            ("capabilities", context + "capabilities/add", ["SETUID"]),
+            ("/proc", context + "procMount", "Unmasked"),
+            ("hostNetwork", "spec/hostNetwork", True),
+            ("hostPID", "spec/hostPID", True),
+            ("hostIPC", "spec/hostIPC", True),
+            ("hostPort", container + "ports", [{"containerPort": 80, "hostPort": 80}]),
+            ("probe", container + "startupProbe/tcpSocket", host),
+            ("probe", container + "readinessProbe/httpGet", host),
+            ("probe", container + "livenessProbe/tcpSocket", host),
+            ("hook", container + "lifecycle/postStart/httpGet", host),
+            ("hook", container + "lifecycle/preStop/httpGet", host),
+            ("seLinuxOptions", "spec/securityContext/seLinuxOptions", {"type": "spc_t"}),
+            ("seLinuxOptions", context + "seLinuxOptions", {"type": "spc_t"}),
+            ("sysctls", "spec/securityContext/sysctls", [{"name": "kernel.shm_rmid_forced"}]),
+            ("Unconfined", "spec/securityContext/seccompProfile/type", "Unconfined"),
+            ("Unconfined", context + "seccompProfile/type", "Unconfined"),
+            ("Unconfined", context + "appArmorProfile/type", "Unconfined"),
+        ]
+        for trainer in self.trainers:
+            for reason, path, value in cases:
+                with self.subTest(path=path, value=value):
+                    (message,) = self.refusals(change(trainer, path, value))
+                    self.assertIn(reason, message)
+        # Each rule has a case, so no misspelled field goes unnoticed.
+        for validation in self.policy["validations"]:
+            self.assertTrue(any(reason in validation["message"] for reason, _, _ in cases))
+
+    def test_evaluation_finds_faults(self):
+        values = {"object": {"spec": {}}, "namespaceObject": {}, "variables": {}}
+        for broken in ["object.spec.(", "objekt.spec == 1", "object.spec.all(v)"]:
+            with self.assertRaises(RuntimeError):
+                self.evaluate(broken, values)
+        with self.assertRaises(ValueError):
+            self.evaluate("object.spec.containers", values)
 
 
 if __name__ == "__main__":
