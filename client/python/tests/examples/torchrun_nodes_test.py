@@ -35,6 +35,7 @@ class TwoNodes:
         self.daemons = [
             DaemonProcess(
                 f"--peer_listen={node['address']}{port}",
+                "--peer_plain_text=true",
                 f"--node_name=node-{number}",
                 command_prefix=node["command_prefix"],
             )
