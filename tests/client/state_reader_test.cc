@@ -546,6 +546,7 @@ TEST_F(StateReaderTest, ACallThatWasLeftBeforeItBeganPinsNothing) {
   std::thread helper([&] {
     reader_.CallBegan(before);
     const auto left = reader_.Freeze();
+    EXPECT_EQ(left, 0u) << "it pins";
     EXPECT_TRUE(StateReader::OwnReading(&reader_).interrupted());
     reader_.Thaw(left, StateReader::State::kMayChange);
     // The trainer's next call is not that one.
