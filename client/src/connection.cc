@@ -120,7 +120,7 @@ absl::Status Connection::Join(absl::Time deadline) {
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");
   if (!staging.ok()) return staging.status();
-  staging_ = std::make_shared<StagingMemory>(*std::move(staging));
+  staging_ = std::make_shared<StagingMemory>(*std::move(staging), std::move((*descriptors)[0]));
   state_reader_.Open(this, options_.rank, staging_);
   return absl::OkStatus();
 }

@@ -146,7 +146,7 @@ namespace {
 absl::StatusOr<LayoutMemory> MapHostLayout(int memfd, std::uint64_t bytes) {
   auto arena = MappedMemory::Map(memfd, bytes, "arena");
   if (!arena.ok()) return arena.status();
-  if (auto status = (*arena)->Populate(); !status.ok()) return status;
+  if (auto status = (*arena)->PopulateAndSeal(memfd); !status.ok()) return status;
   std::byte* const data = (*arena)->data();
   return LayoutMemory{{*std::move(arena), data}, nullptr};
 }

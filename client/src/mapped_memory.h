@@ -16,8 +16,8 @@ namespace gradsync::client {
 // thread-safe. Other processes write its contents.
 class MappedMemory {
  public:
-  // Maps the first `bytes` bytes. If `bytes` is 0, data() is null. `what` names the memory in
-  // errors.
+  // Maps the memfd, whose first `bytes` bytes are used. If `bytes` is 0, data() is null. `what`
+  // names the memory in errors.
   //   INTERNAL            PROTOCOL_VIOLATION: the memfd is smaller, or can still shrink: then this
   //                       process could get SIGBUS.
   //   RESOURCE_EXHAUSTED  MEMORY: no address space.
@@ -30,15 +30,20 @@ class MappedMemory {
   std::byte* data() const { return data_; }
   std::size_t size() const { return size_; }
 
-  // Makes the kernel allocate every page now, near this process and charged to its cgroup.
+  // Makes the kernel allocate every page of the memfd now, near this process and charged to its
+  // cgroup. Then seals the pages, which the daemon demands: nobody can free one any more, or map
+  // the memfd writable. `memfd`: the one that is mapped.
   //   RESOURCE_EXHAUSTED  MEMORY: the machine or the cgroup has no memory left.
-  absl::Status Populate() const;
+  //   UNIMPLEMENTED       the kernel is older than Linux 5.1.
+  absl::Status PopulateAndSeal(int memfd) const;
 
  private:
-  MappedMemory(std::byte* data, std::size_t size) : data_(data), size_(size) {}
+  MappedMemory(std::byte* data, std::size_t size, std::size_t mapped)
+      : data_(data), size_(size), mapped_(mapped) {}
 
   std::byte* const data_;
   const std::size_t size_;
+  const std::size_t mapped_;  // the memfd's size, which may be larger
 };
 
 }  // namespace gradsync::client

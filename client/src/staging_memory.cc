@@ -23,8 +23,9 @@ absl::Status StagingMemory::Populate() {
     absl::MutexLock lock(&mutex_);
     if (populated_) return absl::OkStatus();
   }
-  auto status = memory_->Populate();
+  auto status = memory_->PopulateAndSeal(memfd_.get());
   if (!status.ok()) return status;
+  memfd_ = FileDescriptor();
   absl::MutexLock lock(&mutex_);
   populated_ = true;
   return status;

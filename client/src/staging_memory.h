@@ -13,6 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "client/src/mapped_memory.h"
+#include "client/src/unix_socket.h"
 
 namespace gradsync::client {
 
@@ -22,8 +23,9 @@ namespace gradsync::client {
 //   Acquire Populate? Release
 class StagingMemory {
  public:
-  // `memory`: of the daemon.
-  explicit StagingMemory(std::shared_ptr<MappedMemory> memory) : memory_(std::move(memory)) {}
+  // `memory`: of the daemon. `memfd`: what it maps; closed once the memory is sealed.
+  StagingMemory(std::shared_ptr<MappedMemory> memory, FileDescriptor memfd)
+      : memory_(std::move(memory)), memfd_(std::move(memfd)) {}
 
   std::byte* data() const { return memory_->data(); }
   std::size_t size() const { return memory_->size(); }
@@ -35,12 +37,12 @@ class StagingMemory {
   // Lets Acquire look at `*cancelled`.
   void Wake() ABSL_LOCKS_EXCLUDED(mutex_) { absl::MutexLock lock(&mutex_); }
 
-  // Makes the kernel allocate all of it, once: the daemon takes the memory only whole. Only for the
-  // user. Statuses: those of MappedMemory::Populate.
+  // MappedMemory::PopulateAndSeal, once. Only for the user.
   absl::Status Populate() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   const std::shared_ptr<MappedMemory> memory_;
+  FileDescriptor memfd_;  // belongs to the user
 
   absl::Mutex mutex_;
   bool used_ ABSL_GUARDED_BY(mutex_) = false;

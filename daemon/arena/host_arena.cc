@@ -19,14 +19,19 @@ absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(const std::string& 
                                                              std::size_t bytes) {
   absl::StatusOr<SealedMemory> memory = SealedMemory::Create(name, bytes);
   if (!memory.ok()) return memory.status();
-  return std::shared_ptr<HostArena>(new HostArena(*std::move(memory)));
+  // Now, because nobody can map it writable once the trainer has sealed it.
+  void* const address =
+      mmap(nullptr, memory->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd(), 0);
+  if (address == MAP_FAILED) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", bytes, " bytes"));
+  }
+  return std::shared_ptr<HostArena>(new HostArena(*std::move(memory), address));
 }
 
-HostArena::HostArena(SealedMemory memory) : memory_(std::move(memory)) {}
+HostArena::HostArena(SealedMemory memory, void* address)
+    : memory_(std::move(memory)), address_(static_cast<std::byte*>(address)) {}
 
-HostArena::~HostArena() {
-  if (data_ != nullptr) munmap(data_, bytes());
-}
+HostArena::~HostArena() { munmap(address_, bytes()); }
 
 absl::Status HostArena::CheckPopulated() const {
   struct stat file;
@@ -37,30 +42,21 @@ absl::Status HostArena::CheckPopulated() const {
                                                     " of ", bytes(), " bytes are allocated"));
 }
 
-absl::Status HostArena::Map(Faults faults) {
-  if (data_ != nullptr) return absl::FailedPreconditionError("the arena is already mapped");
-  void* const address = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd(), 0);
-  if (address == MAP_FAILED && errno == EPERM) {
-    return absl::FailedPreconditionError("the trainer has sealed the memory itself");
+absl::Status HostArena::Accept(Faults faults) {
+  if (data_ != nullptr) return absl::FailedPreconditionError("the arena is in use already");
+  // The daemon does not seal: F_ADD_SEALS waits for a lock that the trainer can hold.
+  if (!memory_.PagesAreSealed()) {
+    return absl::FailedPreconditionError("the pages of the memory are not sealed");
   }
-  if (address == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", bytes(), " bytes"));
-  }
-  // The check comes after the seal: no page can be freed between the two.
-  absl::Status status = memory_.SealPages();
-  if (status.ok()) status = CheckPopulated();
+  if (absl::Status populated = CheckPopulated(); !populated.ok()) return populated;
   // EINVAL means a kernel before 5.14. The arena works without this call, but the first step is
   // slower.
-  if (status.ok() && faults == Faults::kNow &&
-      madvise(address, bytes(), MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-    status = absl::ErrnoToStatus(
+  if (faults == Faults::kNow && madvise(address_, bytes(), MADV_POPULATE_WRITE) != 0 &&
+      errno != EINVAL) {
+    return absl::ErrnoToStatus(
         errno, absl::StrCat("populating the mapping of an arena of ", bytes(), " bytes"));
   }
-  if (!status.ok()) {
-    munmap(address, bytes());
-    return status;
-  }
-  data_ = static_cast<std::byte*>(address);
+  data_ = address_;
   return absl::OkStatus();
 }
 

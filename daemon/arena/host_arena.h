@@ -14,17 +14,17 @@
 
 namespace gradsync::daemon {
 
-// A sealed memfd and the daemon's mapping of it. Call order: Create fd* Map? (fd | data)*. Map() is
-// not thread-safe and must return before other threads use data(). The other methods are
-// thread-safe.
+// A sealed memfd and the daemon's mapping of it. Call order: Create fd* Accept? (fd | data)*.
+// Accept() is not thread-safe and must return before other threads use data(). The other methods
+// are thread-safe.
 //
 // Owns the descriptor and the mapping. Shared, because a reduction keeps the arena of its bucket
 // mapped until it is done. The memory itself lives until the trainer has unmapped it, too.
 class HostArena {
  public:
-  // See SealedMemory::Create. Neither maps nor touches a page. The trainer must touch each page
+  // See SealedMemory::Create. Maps the memory and touches no page. The trainer must touch each page
   // first, because a page is charged to the cgroup and placed on the NUMA node of the process that
-  // touches it first.
+  // touches it first. Then it must seal the pages.
   static absl::StatusOr<std::shared_ptr<HostArena>> Create(const std::string& name,
                                                            std::size_t bytes);
   ~HostArena();
@@ -41,22 +41,22 @@ class HostArena {
     kNow,    // so that no step pays for them (100 MiB: 7 to 24 ms)
     kLater,  // at the first use of each page
   };
-  // Maps the arena and seals its pages: from now on the trainer can neither free a page nor map the
-  // arena writable once more. So the daemon never allocates a page of it. FAILED_PRECONDITION if a
-  // page is missing, because the trainer has not populated it or has freed it, or if the arena is
-  // already mapped. UNIMPLEMENTED if the kernel lacks the seal. RESOURCE_EXHAUSTED or another error
-  // of the kernel if there is no memory. After an error the arena is not mapped.
-  absl::Status Map(Faults faults = Faults::kNow);
+  // Checks that the trainer has populated and sealed the arena. So nobody can free a page of it any
+  // more, and the daemon never allocates one. Takes no lock that the trainer can hold.
+  // FAILED_PRECONDITION if it is not sealed, a page is missing, or the arena was accepted before.
+  // Otherwise an error of the kernel. After an error data() stays null.
+  absl::Status Accept(Faults faults = Faults::kNow);
 
-  // Null until Map() has succeeded. Page-aligned.
+  // Null until Accept() has succeeded. Page-aligned.
   std::byte* data() const { return data_; }
 
  private:
-  explicit HostArena(SealedMemory memory);
+  HostArena(SealedMemory memory, void* address);
   absl::Status CheckPopulated() const;
 
   const SealedMemory memory_;
-  std::byte* data_ = nullptr;  // set once, by Map()
+  std::byte* const address_;
+  std::byte* data_ = nullptr;  // address_, once it is accepted
 };
 
 }  // namespace gradsync::daemon

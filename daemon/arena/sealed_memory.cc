@@ -21,7 +21,9 @@ namespace {
 constexpr std::size_t kMaxNameBytes = 249;
 
 absl::StatusOr<std::size_t> RoundUpToPages(std::size_t bytes) {
-  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t page = bytes > SealedMemory::kHugePage
+                               ? SealedMemory::kHugePage
+                               : static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   if (bytes > static_cast<std::size_t>(std::numeric_limits<std::int64_t>::max()) - page) {
     return absl::InvalidArgumentError(absl::StrCat("memory of ", bytes, " bytes is too large"));
   }
@@ -53,17 +55,10 @@ absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, std::
   return memory;
 }
 
-absl::Status SealedMemory::SealPages() const {
-  if (fcntl(fd_, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0) return absl::OkStatus();
-  if (errno == EPERM) {
-    return absl::FailedPreconditionError("the trainer has sealed the memory itself");
-  }
-  if (errno == EINVAL) {
-    return absl::UnimplementedError(
-        "the kernel cannot keep a trainer from freeing pages of shared memory "
-        "(F_SEAL_FUTURE_WRITE); gradsyncd needs Linux 5.1 or later");
-  }
-  return absl::ErrnoToStatus(errno, "sealing the pages of shared memory");
+bool SealedMemory::PagesAreSealed() const {
+  constexpr int kWanted = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+  const int seals = fcntl(fd_, F_GET_SEALS);
+  return seals >= 0 && (seals & kWanted) == kWanted;
 }
 
 SealedMemory::SealedMemory(SealedMemory&& other) noexcept

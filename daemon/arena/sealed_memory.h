@@ -12,26 +12,29 @@
 namespace gradsync::daemon {
 
 // A memfd of a fixed size. Holders of a descriptor cannot shrink it or grow it. So a mapping of it
-// never faults with SIGBUS. Until SealPages(), a holder can free a page (punch a hole), which then
-// reads as zero.
+// never faults with SIGBUS. A holder can free a page (punch a hole), which then reads as zero,
+// until a holder seals the pages (F_SEAL_FUTURE_WRITE, F_SEAL_SEAL).
 //
 // Owns the descriptor, which is closed on exec. Move-only; const methods are thread-safe.
 class SealedMemory {
  public:
-  // `bytes` is rounded up to whole pages, at least one. Touches no page: the first process that
-  // touches a page is charged for it. `name` shows in /proc/PID/maps, truncated to the kernel's
-  // limit. INVALID_ARGUMENT if no file can have this size. Otherwise the kernel's error, for
-  // example RESOURCE_EXHAUSTED if there is no free descriptor.
+  static constexpr std::size_t kHugePage = std::size_t{2} << 20;  // x86-64
+
+  // `bytes` is rounded up to whole pages, at least one; above kHugePage to whole huge pages,
+  // because a huge page at the end would count as allocated where it lies behind the end. Touches
+  // no page: the first process that touches a page is charged for it. `name` shows in
+  // /proc/PID/maps, truncated to the kernel's limit. INVALID_ARGUMENT if no file can have this
+  // size. Otherwise the kernel's error, for example RESOURCE_EXHAUSTED if there is no free
+  // descriptor.
   static absl::StatusOr<SealedMemory> Create(const std::string& name, std::size_t bytes);
 
   SealedMemory(SealedMemory&& other) noexcept;
   SealedMemory& operator=(SealedMemory&& other) noexcept;
   ~SealedMemory();
 
-  // From now on nobody can free a page, map the memory writable or add a seal. Mappings that exist
-  // stay writable. FAILED_PRECONDITION if a holder has forbidden it by a seal of its own; otherwise
-  // the kernel's error. Source of the rule: fcntl(2), F_SEAL_FUTURE_WRITE (Linux 5.1).
-  absl::Status SealPages() const;
+  // True: nobody can free a page any more, map the memory writable or add a seal. Mappings that
+  // exist stay writable. Source of the rule: fcntl(2), F_SEAL_FUTURE_WRITE (Linux 5.1).
+  bool PagesAreSealed() const;
 
   int fd() const { return fd_; }
   std::size_t bytes() const { return bytes_; }

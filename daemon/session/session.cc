@@ -203,7 +203,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
       return;
     }
     const std::shared_ptr<HostArena>& arena = layout->memory.arena;
-    absl::Status status = arena->Map();
+    absl::Status status = arena->Accept();
     if (status.code() == absl::StatusCode::kFailedPrecondition) {
       status = MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
                          absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ",
@@ -223,7 +223,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
 absl::StatusOr<StagingMemory> Session::Staging() {
   MutexLock lock(&mutex_);
   if (staging_->data() == nullptr) {
-    const absl::Status mapped = staging_->Map(HostArena::Faults::kLater);
+    const absl::Status mapped = staging_->Accept(HostArena::Faults::kLater);
     if (mapped.code() == absl::StatusCode::kFailedPrecondition) {
       return MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
                        absl::StrCat("rank ", rank(), ": staging memory: ", mapped.message()),

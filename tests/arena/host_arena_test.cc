@@ -31,16 +31,22 @@ std::shared_ptr<HostArena> Create(std::size_t bytes) {
 class TrainerMapping {
  public:
   explicit TrainerMapping(const HostArena& arena)
-      : bytes_(arena.bytes()),
+      : fd_(arena.fd()),
+        bytes_(arena.bytes()),
         data_(static_cast<std::byte*>(
             mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, arena.fd(), 0))) {
     EXPECT_NE(data_, MAP_FAILED);
   }
   ~TrainerMapping() { munmap(data_, bytes_); }
   void Populate(std::size_t bytes) { std::memset(data_, 1, bytes); }
+  void PopulateAndSeal() {
+    Populate(bytes_);
+    EXPECT_EQ(fcntl(fd_, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+  }
   std::byte* data() { return data_; }
 
  private:
+  const int fd_;
   const std::size_t bytes_;
   std::byte* const data_;
 };
@@ -118,7 +124,8 @@ TEST(HostArenaTest, UnpopulatedArenaIsRefusedWithBothSizes) {
   const std::shared_ptr<HostArena> arena = Create(8 * kPage);
   TrainerMapping trainer(*arena);
   trainer.Populate(3 * kPage);
-  const absl::Status status = arena->Map();
+  ASSERT_EQ(fcntl(arena->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+  const absl::Status status = arena->Accept();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_NE(status.message().find(std::to_string(3 * kPage) + " of " + std::to_string(8 * kPage)),
             std::string::npos)
@@ -127,22 +134,25 @@ TEST(HostArenaTest, UnpopulatedArenaIsRefusedWithBothSizes) {
   EXPECT_EQ(AllocatedBlocks(*arena), static_cast<std::int64_t>(3 * kPage / 512));
 }
 
-TEST(HostArenaTest, ArenaWithAHoleIsRefused) {
-  const std::shared_ptr<HostArena> arena = Create(8 * kPage);
-  TrainerMapping trainer(*arena);
-  trainer.Populate(8 * kPage);
-  EXPECT_EQ(PunchHole(*arena), 0);
-  EXPECT_EQ(arena->Map().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(arena->data(), nullptr);
+TEST(HostArenaTest, ArenaThatIsNotSealedIsRefused) {
+  for (const int seals : {0, F_SEAL_SEAL, F_SEAL_FUTURE_WRITE}) {
+    const std::shared_ptr<HostArena> arena = Create(kPage);
+    TrainerMapping(*arena).Populate(kPage);
+    ASSERT_EQ(fcntl(arena->fd(), F_ADD_SEALS, seals), 0);
+    const absl::Status status = arena->Accept();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_NE(status.message().find("not sealed"), std::string::npos) << status;
+    EXPECT_EQ(arena->data(), nullptr);
+  }
 }
 
 // Otherwise the daemon would allocate the freed pages, and pay for them.
-TEST(HostArenaTest, TrainerCannotFreePagesOfAMappedArena) {
+TEST(HostArenaTest, TrainerCannotFreePagesOfAnAcceptedArena) {
   for (const auto faults : {HostArena::Faults::kNow, HostArena::Faults::kLater}) {
     const std::shared_ptr<HostArena> arena = Create(8 * kPage);
     TrainerMapping trainer(*arena);
-    trainer.Populate(8 * kPage);
-    ASSERT_TRUE(arena->Map(faults).ok());
+    trainer.PopulateAndSeal();
+    ASSERT_TRUE(arena->Accept(faults).ok());
     EXPECT_EQ(PunchHole(*arena), EPERM);
     EXPECT_EQ(madvise(trainer.data(), kPage, MADV_REMOVE), -1);
     EXPECT_EQ(errno, EPERM);
@@ -156,35 +166,40 @@ TEST(HostArenaTest, TrainerCannotFreePagesOfAMappedArena) {
   }
 }
 
-TEST(HostArenaTest, SealOfTheTrainerIsNamed) {
-  for (const int seal : {F_SEAL_SEAL, F_SEAL_WRITE}) {
-    const std::shared_ptr<HostArena> arena = Create(kPage);
-    TrainerMapping(*arena).Populate(kPage);
-    ASSERT_EQ(fcntl(arena->fd(), F_ADD_SEALS, seal), 0);
-    const absl::Status status = arena->Map();
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-    EXPECT_NE(status.message().find("the trainer has sealed the memory itself"), std::string::npos)
-        << status;
-    EXPECT_EQ(arena->data(), nullptr);
-  }
+TEST(HostArenaTest, ArenaWithAHoleIsRefused) {
+  const std::shared_ptr<HostArena> arena = Create(8 * kPage);
+  TrainerMapping trainer(*arena);
+  trainer.Populate(8 * kPage);
+  EXPECT_EQ(PunchHole(*arena), 0);
+  ASSERT_EQ(fcntl(arena->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+  EXPECT_EQ(arena->Accept().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(arena->data(), nullptr);
+}
+
+// A huge page behind the end would count as allocated, in the place of pages that are missing.
+TEST(HostArenaTest, NoHugePageLiesBehindTheEnd) {
+  constexpr std::size_t kHuge = SealedMemory::kHugePage;
+  EXPECT_EQ(Create(kHuge)->bytes(), kHuge);
+  EXPECT_EQ(Create(kHuge + 1)->bytes(), 2 * kHuge);
+  EXPECT_EQ(Create(5 * kHuge - kPage)->bytes(), 5 * kHuge);
 }
 
 TEST(HostArenaTest, MappingIsSharedWithTheTrainer) {
   const std::shared_ptr<HostArena> arena = Create(3 * kPage);
   TrainerMapping trainer(*arena);
-  trainer.Populate(3 * kPage);
-  ASSERT_TRUE(arena->Map().ok());
+  trainer.PopulateAndSeal();
+  ASSERT_TRUE(arena->Accept().ok());
   ASSERT_NE(arena->data(), nullptr);
   EXPECT_EQ(arena->data()[3 * kPage - 1], std::byte{1});
   arena->data()[5] = std::byte{7};
   EXPECT_EQ(trainer.data()[5], std::byte{7});
-  EXPECT_EQ(arena->Map().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(arena->Accept().code(), absl::StatusCode::kFailedPrecondition);
 }
 
-TEST(HostArenaTest, MappingFillsThePageTables) {
+TEST(HostArenaTest, AcceptingFillsThePageTables) {
   const std::shared_ptr<HostArena> arena = Create(16 * kPage);
-  TrainerMapping(*arena).Populate(16 * kPage);
-  ASSERT_TRUE(arena->Map().ok());
+  TrainerMapping(*arena).PopulateAndSeal();
+  ASSERT_TRUE(arena->Accept().ok());
   // /proc/self/pagemap: bit 63 of a page's entry says that this process maps it.
   const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   ASSERT_GE(pagemap, 0);
@@ -200,8 +215,8 @@ TEST(HostArenaTest, MappingFillsThePageTables) {
 TEST(HostArenaTest, TrainersMappingOutlivesTheArena) {
   std::shared_ptr<HostArena> arena = Create(kPage);
   TrainerMapping trainer(*arena);
-  trainer.Populate(kPage);
-  ASSERT_TRUE(arena->Map().ok());
+  trainer.PopulateAndSeal();
+  ASSERT_TRUE(arena->Accept().ok());
   arena->data()[0] = std::byte{9};
   arena.reset();
   EXPECT_EQ(trainer.data()[0], std::byte{9});

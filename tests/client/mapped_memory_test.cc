@@ -24,7 +24,7 @@ std::int64_t AllocatedBytes(const FileDescriptor& memfd) {
   return status.st_blocks * 512;
 }
 
-constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 TEST(MappedMemoryTest, IsSharedAndZero) {
   const FileDescriptor memfd = Memfd(8192, kSeals);
@@ -38,13 +38,15 @@ TEST(MappedMemoryTest, IsSharedAndZero) {
   EXPECT_EQ(byte, 7);
 }
 
-TEST(MappedMemoryTest, PopulateAllocatesEveryPage) {
+TEST(MappedMemoryTest, PopulateAllocatesAndSealsEveryPage) {
   const FileDescriptor memfd = Memfd(64 << 10, kSeals);
   const auto memory = MappedMemory::Map(memfd.get(), 64 << 10, "arena");
   ASSERT_TRUE(memory.ok());
   EXPECT_EQ(AllocatedBytes(memfd), 0);
-  EXPECT_TRUE((*memory)->Populate().ok());
+  EXPECT_TRUE((*memory)->PopulateAndSeal(memfd.get()).ok());
   EXPECT_EQ(AllocatedBytes(memfd), 64 << 10);
+  EXPECT_EQ(fcntl(memfd.get(), F_GET_SEALS), kSeals | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+  (*memory)->data()[0] = std::byte{1};
 }
 
 TEST(MappedMemoryTest, ZeroBytesMapNothing) {
@@ -52,7 +54,7 @@ TEST(MappedMemoryTest, ZeroBytesMapNothing) {
   const auto memory = MappedMemory::Map(memfd.get(), 0, "arena");
   ASSERT_TRUE(memory.ok()) << memory.status();
   EXPECT_EQ((*memory)->data(), nullptr);
-  EXPECT_TRUE((*memory)->Populate().ok());
+  EXPECT_TRUE((*memory)->PopulateAndSeal(memfd.get()).ok());
 }
 
 TEST(MappedMemoryTest, RefusesTooSmallMemfd) {

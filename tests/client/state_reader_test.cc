@@ -43,8 +43,7 @@ std::shared_ptr<StagingMemory> NewStaging() {
   EXPECT_EQ(ftruncate(memfd, kStagingBytes), 0);
   EXPECT_EQ(fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
   auto mapped = MappedMemory::Map(memfd, kStagingBytes, "staging");
-  close(memfd);
-  return std::make_shared<StagingMemory>(*std::move(mapped));
+  return std::make_shared<StagingMemory>(*std::move(mapped), FileDescriptor(memfd));
 }
 
 // Zeros that nobody hashes in the time of a test, and that take no memory.

@@ -1,5 +1,6 @@
 #include "tests/fault/raw_session.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -89,8 +90,12 @@ RawMemory::~RawMemory() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
+bool RawMemory::Seal() {
+  return fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) == 0;
+}
+
 bool RawMemory::Populate() {
-  return data_ != nullptr && madvise(data_, bytes_, MADV_POPULATE_WRITE) == 0;
+  return data_ != nullptr && madvise(data_, bytes_, MADV_POPULATE_WRITE) == 0 && Seal();
 }
 
 RawSession::RawSession(const std::string& socket) {

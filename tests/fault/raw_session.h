@@ -47,7 +47,9 @@ class RawMemory {
   RawMemory(const RawMemory&) = delete;
   RawMemory& operator=(const RawMemory&) = delete;
   ~RawMemory();
+  // As the library does: allocates every page, and seals them.
   bool Populate();
+  bool Seal();
   char* data() const { return data_; }
   std::size_t size() const { return bytes_; }
   int fd() const { return fd_.get(); }

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cstring>
 #include <functional>
 #include <string>
 
@@ -336,6 +337,7 @@ TEST(Arena, IsRefusedAtArenaMappedIfNotPopulated) {
   const auto arena = rank.Map(*assigned, daemon.side_socket(), /*populate=*/false);
   ASSERT_NE(arena, nullptr);
   arena->data()[0] = 1;  // one page of many
+  ASSERT_TRUE(arena->Seal());
   ASSERT_TRUE(rank.Mapped(assigned->channel()));
   const RawStatus end = rank.End();
   EXPECT_EQ(end.code, kFailedPrecondition) << end;
@@ -366,11 +368,10 @@ TEST(Arena, IsRefusedAtArenaMappedIfItHasAHoleAndTheOthersLearnIt) {
   good.Begin("register buckets=2 count=100000");
   const auto assigned = rank.Register(RawSession::LayoutRequest(2, 100'000));
   ASSERT_TRUE(assigned.has_value());
-  const auto arena = rank.Map(*assigned, daemon.side_socket());
+  const auto arena = rank.Map(*assigned, daemon.side_socket(), /*populate=*/false);
   ASSERT_NE(arena, nullptr);
-  ASSERT_EQ(fallocate(arena->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                      static_cast<off_t>(arena->size()) - 8192, 8192),
-            0);
+  std::memset(arena->data(), 1, arena->size() - 8192);
+  ASSERT_TRUE(arena->Seal());
   ASSERT_TRUE(rank.Mapped(assigned->channel()));
   const RawStatus end = rank.End();
   EXPECT_EQ(end.code, kFailedPrecondition) << end;

@@ -28,6 +28,7 @@ void Populate(const HostArena& arena, std::size_t bytes) {
   ASSERT_NE(address, MAP_FAILED);
   std::memset(address, 0, bytes);
   munmap(address, bytes);
+  ASSERT_EQ(fcntl(arena.fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
 }
 
 SessionFixture::SessionFixture(const SessionPolicy& policy)

@@ -24,7 +24,7 @@
 
 namespace gradsync::daemon {
 
-// Populates an arena, as a trainer does.
+// Populates and seals an arena, as a trainer does. With fewer bytes, as a faulty one does.
 void Populate(const HostArena& arena, std::size_t bytes);
 inline void Populate(const HostArena& arena) { Populate(arena, arena.bytes()); }
 
