@@ -217,13 +217,13 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
 // does: only a daemon may, which is root or has this daemon's user.
 absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
   if (context_.tls) return absl::OkStatus();
-  const std::optional<std::uint32_t> user = StrangerAt(caller(), context_.port);
-  if (!user.has_value()) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kPermissionDenied, reason::kPeerRefused,
-                   absl::StrCat("node '", hello.node_name(), "' calls from a process of user ",
-                                *user, " on this machine: only root and user ", geteuid(),
-                                " may call the peer port, which has no TLS"),
-                   {{field::kJob, hello.job_id()}});
+  const std::string stranger = WhyStranger(caller(), context_.port);
+  if (stranger.empty()) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kPermissionDenied, reason::kPeerRefused,
+      absl::StrCat("node '", hello.node_name(), "' is ", stranger, ": only root and user ",
+                   geteuid(), " may call the peer port, which has no TLS"),
+      {{field::kJob, hello.job_id()}});
 }
 
 AgentRank* AgentSession::Find(std::uint64_t incarnation) {

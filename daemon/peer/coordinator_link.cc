@@ -208,11 +208,12 @@ void CoordinatorLink::Refuse(const std::string& why) {
 }
 
 void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
+  if (Welcomed()) return;
   // Without TLS anyone can answer. On this machine the kernel knows who does.
   if (!context_.tls) {
-    if (const auto user = StrangerAt(call_.peer(), std::nullopt); user.has_value()) {
-      return Refuse(absl::StrCat("it is a process of user ", *user,
-                                 " on this machine, and the peer port has no TLS"));
+    const std::string stranger = WhyStranger(call_.peer(), std::nullopt);
+    if (!stranger.empty()) {
+      return Refuse(absl::StrCat("it is ", stranger, ", and the peer port has no TLS"));
     }
   }
   std::vector<Waiting> waiting;

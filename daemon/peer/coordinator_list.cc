@@ -85,7 +85,10 @@ bool CoordinatorList::Matches(const Entry& entry, const PeerAddress& address) {
   const std::string host = absl::AsciiStrToLower(address.host);
   const std::string bytes = NumericBytes(host);
   if (!entry.network.empty()) return SameBits(entry.network, bytes, entry.prefix);
-  if (absl::StartsWith(entry.host, ".")) return bytes.empty() && absl::EndsWith(host, entry.host);
+  if (absl::StartsWith(entry.host, ".")) {
+    const bool name = bytes.empty() && !absl::StrContains(host, ':');
+    return name && absl::EndsWith(host, entry.host);
+  }
   const std::string wanted = NumericBytes(entry.host);
   return wanted.empty() ? host == entry.host : bytes == wanted;
 }

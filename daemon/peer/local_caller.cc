@@ -1,6 +1,8 @@
 #include "daemon/peer/local_caller.h"
 
 #include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,11 +15,15 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "daemon/base/unique_fd.h"
 
 namespace gradsync::daemon {
 namespace {
+
+constexpr absl::string_view kEstablished = "01";  // TCP_ESTABLISHED, as the tables write it
 
 // An address as the tables write it: each 32-bit word of the address as the machine reads it.
 std::string TableWords(const void* address, std::size_t bytes) {
@@ -30,28 +36,44 @@ std::string TableWords(const void* address, std::size_t bytes) {
   return text;
 }
 
-// How the tables may write the caller's address. An IPv4 address may also be in tcp6, mapped.
-std::vector<std::string> Spellings(absl::string_view caller) {
-  if (!absl::ConsumePrefix(&caller, "ipv4:") && !absl::ConsumePrefix(&caller, "ipv6:")) return {};
-  const std::size_t colon = caller.rfind(':');
-  std::uint32_t port = 0;
-  if (colon == absl::string_view::npos || !absl::SimpleAtoi(caller.substr(colon + 1), &port)) {
-    return {};
-  }
-  absl::string_view host = caller.substr(0, colon);
+// The host of "ipv4:HOST:PORT" or "ipv6:%5BHOST%5D:PORT", with its zone; empty if it is neither.
+std::string HostOf(absl::string_view address) {
+  if (!absl::ConsumePrefix(&address, "ipv4:") && !absl::ConsumePrefix(&address, "ipv6:")) return "";
+  absl::string_view host = address.substr(0, address.rfind(':'));
   if (!absl::ConsumePrefix(&host, "%5B")) absl::ConsumePrefix(&host, "[");
   if (!absl::ConsumeSuffix(&host, "%5D")) absl::ConsumeSuffix(&host, "]");
-  host = host.substr(0, host.find('%'));  // the zone
+  return absl::StrReplaceAll(host, {{"%25", "%"}});
+}
+
+// Whether the address is one of this network namespace's own.
+bool IsOwnAddress(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) return false;
+  const UniqueFd any(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const bool own = any.get() >= 0 && bind(any.get(), found->ai_addr, found->ai_addrlen) == 0;
+  freeaddrinfo(found);
+  return own;
+}
+
+// How the tables may write the caller's address. An IPv4 address may also be in tcp6, mapped.
+std::vector<std::string> Spellings(absl::string_view caller) {
+  std::uint32_t port = 0;
+  if (!absl::SimpleAtoi(caller.substr(caller.rfind(':') + 1), &port)) return {};
+  std::string host = HostOf(caller);
+  host = host.substr(0, host.find('%'));  // the tables have no zones
   const std::string end = absl::StrFormat(":%04X", port);
   in_addr v4;
   in6_addr v6;
-  if (inet_pton(AF_INET, std::string(host).c_str(), &v4) == 1) {
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) {
     v6 = in6_addr{};
     v6.s6_addr[10] = v6.s6_addr[11] = 0xFF;
     std::memcpy(&v6.s6_addr[12], &v4, sizeof(v4));
     return {TableWords(&v4, sizeof(v4)) + end, TableWords(&v6, sizeof(v6)) + end};
   }
-  if (inet_pton(AF_INET6, std::string(host).c_str(), &v6) != 1) return {};
+  if (inet_pton(AF_INET6, host.c_str(), &v6) != 1) return {};
   std::vector<std::string> spellings = {TableWords(&v6, sizeof(v6)) + end};
   if (IN6_IS_ADDR_V4MAPPED(&v6)) spellings.push_back(TableWords(&v6.s6_addr[12], 4) + end);
   return spellings;
@@ -70,24 +92,28 @@ std::vector<std::uint32_t> UsersAt(absl::string_view address,
     const std::vector<absl::string_view> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
     std::uint32_t user = 0;
     if (fields.size() < 8 || !absl::SimpleAtoi(fields[7], &user)) continue;
-    if (!absl::EndsWith(fields[2], remote)) continue;
+    if (fields[3] != kEstablished || !absl::EndsWith(fields[2], remote)) continue;
     if (std::find(spellings.begin(), spellings.end(), fields[1]) == spellings.end()) continue;
     users.push_back(user);
   }
   return users;
 }
 
-std::optional<std::uint32_t> StrangerAt(absl::string_view address,
-                                        std::optional<std::uint16_t> remote_port) {
+std::string WhyStranger(absl::string_view address, std::optional<std::uint16_t> remote_port) {
+  if (!IsOwnAddress(HostOf(address))) return "";
   std::ostringstream tables;
   for (const char* const path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream file(path);
     if (file.good()) tables << file.rdbuf();
   }
-  for (const std::uint32_t user : UsersAt(address, remote_port, tables.str())) {
-    if (user != 0 && user != geteuid()) return user;
+  const std::vector<std::uint32_t> users = UsersAt(address, remote_port, tables.str());
+  if (users.empty()) return "a process of this machine that has closed its connection";
+  for (const std::uint32_t user : users) {
+    if (user != 0 && user != geteuid()) {
+      return absl::StrCat("a process of user ", user, " on this machine");
+    }
   }
-  return std::nullopt;
+  return "";
 }
 
 }  // namespace gradsync::daemon

@@ -1,6 +1,7 @@
 #include "daemon/peer/peer_address.h"
 
 #include <arpa/inet.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 
@@ -8,32 +9,37 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 
 namespace {
 
+bool IsName(absl::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.' || c == '_';
+  });
+}
+
 // A DNS name, an IPv4 address, or an IPv6 address, which may end in a zone ("fe80::2%eth0").
 bool IsHost(absl::string_view host) {
-  if (host.empty() || host.size() > 255) return false;
-  if (!absl::StrContains(host, ':')) {
-    return std::all_of(host.begin(), host.end(), [](char c) {
-      return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '.' || c == '_';
-    });
-  }
-  const absl::string_view number = host.substr(0, host.find('%'));
+  if (host.size() > 255) return false;
+  if (!absl::StrContains(host, ':')) return IsName(host);
+  const std::size_t percent = host.find('%');
   in6_addr address;
-  return inet_pton(AF_INET6, std::string(number).c_str(), &address) == 1 &&
-         std::all_of(host.begin(), host.end(), [](char c) {
-           return absl::ascii_isgraph(static_cast<unsigned char>(c)) && c != '/' && c != ']';
-         });
+  return inet_pton(AF_INET6, std::string(host.substr(0, percent)).c_str(), &address) == 1 &&
+         (percent == absl::string_view::npos || IsName(host.substr(percent + 1)));
 }
 
 }  // namespace
 
 bool PeerAddress::IsLoopback() const {
-  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+  if (absl::EqualsIgnoreCase(host, "localhost")) return true;
+  in_addr v4;
+  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
+  in6_addr v6;
+  return inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6);
 }
 
 bool PeerAddress::IsWildcard() const { return host == "0.0.0.0" || host == "::"; }
@@ -43,7 +49,9 @@ std::string PeerAddress::Text() const {
                                       : absl::StrCat(host, ":", port);
 }
 
-std::string PeerAddress::Target() const { return absl::StrCat("dns:///", Text()); }
+std::string PeerAddress::Target() const {
+  return absl::StrCat("dns:///", absl::StrReplaceAll(Text(), {{"%", "%25"}}));
+}
 
 absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16_t default_port) {
   PeerAddress address;

@@ -1,6 +1,5 @@
 #include "daemon/peer/peer_server.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -59,11 +58,7 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   };
   hooks.accepted = [this, &context, accepted = std::move(accepted)](AgentSession* node,
                                                                     std::size_t open) {
-    if (UngreetedOf(node->address()) > kMaxUngreeted) {
-      node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                            absl::StrCat(node->address(), " has ", kMaxUngreeted,
-                                         " streams without Hello, as many as one address may")));
-    }
+    CloseOldest(node->address());
     if (open > kMaxNodes) {
       node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                             absl::StrCat("the daemon of node ", context.node_name, " serves ",
@@ -75,11 +70,16 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   dispatcher_->Start(kThreads);
 }
 
-std::size_t PeerServer::UngreetedOf(const std::string& address) {
-  const auto sessions = Sessions();
-  return static_cast<std::size_t>(std::count_if(
-      sessions.begin(), sessions.end(),
-      [&](const auto& session) { return !session->greeted() && session->address() == address; }));
+void PeerServer::CloseOldest(const std::string& address) {
+  std::vector<std::shared_ptr<AgentSession>> silent;  // the oldest first
+  for (auto& session : Sessions()) {
+    if (!session->greeted() && session->address() == address) silent.push_back(std::move(session));
+  }
+  if (silent.size() <= kMaxUngreeted) return;
+  silent.front()->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                                  absl::StrCat(address, " has ", kMaxUngreeted,
+                                               " newer streams without Hello, as many as one "
+                                               "address may have")));
 }
 
 void PeerServer::Shutdown() {

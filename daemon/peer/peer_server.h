@@ -49,7 +49,8 @@ class PeerServer {
 
  private:
   PeerServer() = default;
-  std::size_t UngreetedOf(const std::string& address);
+  // If too many streams of this address have said nothing, closes the oldest of them.
+  void CloseOldest(const std::string& address);
 
   PeerAddress address_;  // constant after Listen()
   StreamCount streams_;

@@ -108,7 +108,7 @@ TEST(PeerExposureTest, OnlyListedCoordinatorsAreDialed) {
                          "--peer_coordinators=127.0.0.0/24" + port + ", *.cluster.example"});
   for (const std::string& other :
        {"127.0.1.1" + port, std::string("127.0.0.1:9"), std::string("localhost") + port}) {
-    const Reply refused = Trainer(beta, 1, 2, "job", "coordinator=" + other + "").Join();
+    const Reply refused = Trainer(beta, 1, 2, "job", "coordinator=" + other).Join();
     EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << other << ": " << refused;
   }
   Trainers trainers;

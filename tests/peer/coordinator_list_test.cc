@@ -29,6 +29,10 @@ TEST(CoordinatorListTest, DomainAllowsItsHostsAtEveryDepth) {
   EXPECT_FALSE(Allows("*.cluster.example", "evilcluster.example"));
 }
 
+TEST(CoordinatorListTest, AddressWithAZoneIsInNoDomain) {
+  EXPECT_FALSE(Allows("*.cluster.example", "fe80::2%eth0.cluster.example"));
+}
+
 TEST(CoordinatorListTest, NetworkAllowsNumericAddressesOnly) {
   EXPECT_TRUE(Allows("10.1.0.0/15", "10.0.255.1"));
   EXPECT_TRUE(Allows("10.1.0.0/15", "10.1.2.3"));

@@ -4,12 +4,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <fstream>
+#include <cstdint>
 #include <optional>
-#include <sstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,6 +28,7 @@ constexpr char kTables[] =
     "00000000:00000000 00:00000000 00000000  1002        0 4\n";
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST(LocalCallerTest, UserOfTheCallersSocketIsFound) {
@@ -49,7 +50,7 @@ TEST(LocalCallerTest, EveryUserOfASharedPortIsFound) {
       "   9: 0100007F:1267 0200007F:1CF9 01 00000000:00000000 00:00000000 00000000     0        0 "
       "5\n");
   EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 7417, shared), ElementsAre(1000, 0));
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:7417", std::nullopt, shared), ElementsAre(0));
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", std::nullopt, shared), ElementsAre(1000, 0));
   EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 80, shared), IsEmpty());
 }
 
@@ -62,23 +63,61 @@ TEST(LocalCallerTest, ProcessOfAnotherMachineHasNoUserHere) {
   EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", std::nullopt, ""), IsEmpty());
 }
 
-TEST(LocalCallerTest, OwnSocketIsNoStranger) {
-  const int listens = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  socklen_t size = sizeof(address);
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
-  ASSERT_EQ(bind(listens, any, size), 0);
-  ASSERT_EQ(listen(listens, 1), 0);
-  ASSERT_EQ(getsockname(listens, any, &size), 0);
-  std::ifstream file("/proc/net/tcp");
-  std::ostringstream table;
-  table << file.rdbuf();
-  const std::string own = absl::StrCat("ipv4:127.0.0.1:", ntohs(address.sin_port));
-  EXPECT_THAT(UsersAt(own, std::nullopt, table.str()), ElementsAre(getuid()));
-  EXPECT_EQ(StrangerAt(own, std::nullopt), std::nullopt);
-  close(listens);
+TEST(LocalCallerTest, SocketsThatListenOrWereClosedDoNotCount) {
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:7417", std::nullopt, kTables), IsEmpty());
+  const std::string closed = absl::StrReplaceAll(kTables, {{" 01 ", " 08 "}});
+  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", std::nullopt, closed), IsEmpty());
+}
+
+// Both ends of a connection of this process.
+class Connection {
+ public:
+  Connection() {
+    sockaddr_in address{};
+    socklen_t size = sizeof(address);
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(bind(listens_, any, size), 0);
+    EXPECT_EQ(listen(listens_, 1), 0);
+    EXPECT_EQ(getsockname(listens_, any, &size), 0);
+    port_ = ntohs(address.sin_port);
+    EXPECT_EQ(connect(calls_, any, size), 0);
+    EXPECT_EQ(getsockname(calls_, any, &size), 0);
+    caller_ = absl::StrCat("ipv4:127.0.0.1:", ntohs(address.sin_port));
+  }
+  ~Connection() {
+    Close();
+    close(listens_);
+  }
+  void Close() {
+    if (calls_ >= 0) close(calls_);
+    calls_ = -1;
+  }
+  std::uint16_t port() const { return port_; }
+  const std::string& caller() const { return caller_; }
+
+ private:
+  int listens_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  int calls_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::uint16_t port_ = 0;
+  std::string caller_;
+};
+
+TEST(LocalCallerTest, OwnConnectionIsNoStranger) {
+  Connection own;
+  EXPECT_EQ(WhyStranger(own.caller(), own.port()), "");
+}
+
+TEST(LocalCallerTest, ClosedConnectionIsAStranger) {
+  Connection own;
+  own.Close();
+  EXPECT_THAT(WhyStranger(own.caller(), own.port()), HasSubstr("closed its connection"));
+}
+
+TEST(LocalCallerTest, OtherMachinesAreNotJudged) {
+  EXPECT_EQ(WhyStranger("ipv4:192.0.2.1:4711", 7417), "");
+  EXPECT_EQ(WhyStranger("ipv6:%5B2001:db8::1%5D:4711", 7417), "");
 }
 
 }  // namespace
