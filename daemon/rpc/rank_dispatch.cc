@@ -48,8 +48,9 @@ absl::Status TakeStateRequest(const v1::SessionRequest& request, RankPort* port)
   };
   const auto stage = [&] {
     auto memory = port->Staging();
-    if (memory.ok()) staging = *std::move(memory);
-    return memory.status();
+    if (!memory.ok()) return memory.status();
+    staging = *std::move(memory);
+    return absl::OkStatus();
   };
   if (request.has_fetch_state()) {
     if (absl::Status staged = stage(); !staged.ok()) return staged;
