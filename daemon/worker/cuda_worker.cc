@@ -26,6 +26,9 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr int kExitFailed = 1;
+// NCCL sees over its sockets within a millisecond that a remote worker is lost. The daemon of that
+// worker knows more: how it was lost. The worker that only sees the loss gives that word this time.
+constexpr std::uint64_t kRemoteLossNs = 250'000'000;
 
 void Describe(const CudaDevice& device, worker::Device* described) {
   described->set_uuid(device.uuid);
@@ -102,7 +105,7 @@ bool CudaWorker::connecting() const {
 }
 
 bool CudaWorker::idle() const {
-  return !connecting() &&
+  return !connecting() && !remote_loss_.has_value() &&
          (launches_ == nullptr || (launches_->idle() && ready_waits_.empty() &&
                                    !arenas_->waits_for_launches() && postponed_.empty()));
 }
@@ -346,6 +349,10 @@ absl::Status CudaWorker::Launch(std::uint64_t call, const worker::Launch& asked)
 }
 
 void CudaWorker::Advance() {
+  if (remote_loss_.has_value()) {
+    if (MonotonicNowNs() >= remote_loss_->until_ns) Fail(remote_loss_->why);
+    return;
+  }
   std::vector<CudaLaunchResult> finished;
   launches_->SetPaused(communicator_->connecting() || !postponed_.empty());
   absl::Status status;
@@ -363,6 +370,10 @@ void CudaWorker::Advance() {
     done->set_non_finite(result.stats.non_finite);
     done->set_void_step(result.void_step);
     Reply(reply);
+  }
+  if (DetailsOf(status).reason == reason::kNcclRemoteLost) {
+    remote_loss_ = {status, MonotonicNowNs() + kRemoteLossNs};
+    return;
   }
   if (!status.ok()) Fail(WithFreeBytes(status));
   const std::vector<std::uint64_t> ready = ready_waits_.TakeReady();

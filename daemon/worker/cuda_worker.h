@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -59,6 +60,11 @@ class CudaWorker {
     std::size_t free = 0;
     std::size_t total = 0;
   };
+  // NCCL has lost a remote rank. The process ends with `why`, unless the daemon ends it before.
+  struct RemoteLoss {
+    absl::Status why;
+    std::uint64_t until_ns;
+  };
 
   // ---- The issuing thread ----
   void Issue();
@@ -82,6 +88,7 @@ class CudaWorker {
   // bytes: often the cause is a lack of memory.
   absl::Status WithFreeBytes(const absl::Status& error) const;
   // Advances the launches and the calls that wait for them. Ends the process if the GPU has failed.
+  // If NCCL has lost a remote rank, advances nothing more, and ends the process a little later.
   void Advance();
   // Replies to these RemoveArena calls, which have freed their memory. Ends the process if the GPU
   // has failed.
@@ -128,7 +135,8 @@ class CudaWorker {
   CudaReadyWaits ready_waits_;
   std::unique_ptr<CudaLaunchQueue> launches_;
   std::vector<Posted> postponed_;  // calls that wait until no launch is on the GPU
-  PollPace pace_;                  // since something was last seen to happen
+  std::optional<RemoteLoss> remote_loss_;
+  PollPace pace_;  // since something was last seen to happen
 
   std::thread thread_;  // last: it uses the other members
 };

@@ -34,6 +34,7 @@ namespace gradsync {
 namespace {
 
 using fakes::GpusThatMayBeOne;
+using fakes::MachineDescription;
 using fakes::MachineWithGpus;
 using testing::Contains;
 using testing::Each;
@@ -415,6 +416,18 @@ ISOLATED_TEST(GpuNodes, WorkerKilledInItsAllReduceFailsTheJob, GpusThatMayBeOne(
 }
 
 ISOLATED_TEST(GpuNodes, WorkerThatAnAllReduceWaitsForFailsTheJob, GpusThatMayBeOne(2)) {
+  KillAWorkerDuringAnAllReduce(1);
+}
+
+MachineDescription NodesWithSockets() {
+  MachineDescription machine = GpusThatMayBeOne(2);
+  machine.nccl_reports_lost_ranks = true;
+  return machine;
+}
+
+// NCCL on alpha sees the loss before beta's daemon does. Still the ranks are told how beta's worker
+// was lost.
+ISOLATED_TEST(GpuNodes, LossThatNcclSeesFirstIsExplainedByItsDaemon, NodesWithSockets()) {
   KillAWorkerDuringAnAllReduce(1);
 }
 

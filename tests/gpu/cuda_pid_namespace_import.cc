@@ -1,14 +1,16 @@
 // Experiment (d): can a process import a descriptor of GPU memory (cuMemExportToShareableHandle)
 // from another PID namespace? Containers need this.
 //
-// The importer is the first process of a new PID namespace. If that needs rights, the importer
-// enters a new user namespace too. It gets the descriptor over a socket.
+// The importer is the first process of a new PID namespace, with a /proc of its own, as in a
+// container: the driver looks itself up there. If that needs rights, the importer enters a new user
+// namespace too. It gets the descriptor over a socket.
 //
 // holds: importer and exporter each read what the other one has written.
 // not available: the machine does not allow such a namespace.
 
 #include <cuda.h>
 #include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -49,13 +51,24 @@ void Import(const Line& first) {
   first.Send(right ? "imported" : "reads something else");
 }
 
+// Mounts the /proc of this process's PID namespace, for this process and its children alone.
+bool MountProc() {
+  return mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr) == 0;
+}
+
 void Importer(const Line& first) {
-  if (unshare(CLONE_NEWPID) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWPID) != 0) {
+  constexpr int kNamespaces = CLONE_NEWPID | CLONE_NEWNS;
+  if (unshare(kNamespaces) != 0 && unshare(CLONE_NEWUSER | kNamespaces) != 0) {
     first.Send(std::string("no namespace: ") + std::strerror(errno));
     return;
   }
   const pid_t child = fork();
   if (child == 0) {
+    if (!MountProc()) {
+      first.Send(std::string("no /proc of its own: ") + std::strerror(errno));
+      _exit(0);
+    }
     first.Send("pid " + std::to_string(getpid()));
     Import(first);
     _exit(0);

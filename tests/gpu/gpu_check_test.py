@@ -101,6 +101,16 @@ def test_bundle_has_all_that_a_bare_machine_lacks(unpacked):
         assert ".debug_info" not in symbols
 
 
+def test_bundle_has_the_whole_python_package(unpacked):
+    said = subprocess.run(
+        [sys.executable, "-c", "import gradsync.torch; print(gradsync.torch.__file__)"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(unpacked / "python")},
+        capture_output=True,
+        text=True,
+    )
+    assert said.stdout.startswith(str(unpacked)), said.stderr
+
+
 def test_bundled_glibc_can_replace_that_of_the_machine(bundle, tmp_path):
     with tarfile.open(bundle) as archive:
         archive.extractall(tmp_path)

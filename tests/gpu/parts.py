@@ -58,6 +58,7 @@ class Parts:
         yield self.sanitizer()
         yield from self.benches()
         yield self.experiment("cuda_overlap")
+        yield from self.benches(mps=True)
         yield self.experiment("cuda_overlap", mps=True)
         yield self.experiment("cuda_shared_words", mps=True)
         yield self.experiment("nccl_two_ranks", mps=True)
@@ -91,7 +92,7 @@ class Parts:
             part.needs = "compute-sanitizer does not exist"
         return part
 
-    def benches(self):
+    def benches(self, mps=False):
         quick = self.quick
         sizes = ["-b", "64K", "-e", "256K", "-f", "4"] if quick else ["-b", "1M", "-e", "100M"]
         sizes += [] if quick else ["-f", "10"]
@@ -104,7 +105,9 @@ class Parts:
             ("two trainers on a GPU", ["allreduce", "--ranks", "2", *sizes, *count]),
             ("four trainers on a GPU", ["allreduce", "--ranks", "4", *sizes, *count]),
         ]
-        if self.gpus > 1:
+        if mps:
+            runs.pop()
+        elif self.gpus > 1:
             everyone = ["--ranks", str(self.gpus), "--gpus", str(self.gpus)]
             runs.append((f"NCCL on {self.gpus} GPUs", ["allreduce", *everyone, *sizes, *count]))
         else:
@@ -116,7 +119,8 @@ class Parts:
                 )
             )
         for name, arguments in runs:
-            part = Part(name, "benches", [], 75)
+            name += " with MPS" if mps else ""
+            part = Part(name, "benches", [], 75, mps)
             part.json = self.work / (re.sub(r"\W+", "-", name) + ".json")
             part.command = [
                 *(self.bundle / "bench/gradsync_bench.py", *arguments, "--device", "cuda"),
