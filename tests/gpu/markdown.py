@@ -10,10 +10,11 @@ def markdown(report):
     lines += [
         f"# GPU check, {report['date']}",
         "",
-        f"Commit {report['commit']}. {gpus or machine.get('error', 'no GPU')}; driver "
-        f"{machine['driver'] or 'unknown'}, CUDA {machine.get('driver_cuda', 'unknown')}, NCCL "
-        f"{machine['nccl'] or 'none'}; {machine['cpu']}, {machine['cores']} cores, Linux "
-        f"{machine['kernel']}, glibc {machine['glibc']}.",
+        f"Commit {report['commit']}. {gpus or machine.get('error', 'no GPU')}.",
+        f"Driver {machine['driver'] or 'unknown'}, CUDA {machine.get('driver_cuda', 'unknown')}, "
+        f"NCCL {machine['nccl'] or 'none'}.",
+        f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}, glibc "
+        f"{machine['glibc']}.",
         "",
     ]
     if report["packages"]:

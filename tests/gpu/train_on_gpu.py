@@ -40,7 +40,7 @@ def train(bundle):
                 ours -= 0.05 * ours.grad
                 theirs -= 0.05 * theirs.grad
     difference = max(
-        float((ours - theirs).abs().max())
+        float((ours - theirs).detach().abs().max())
         for ours, theirs in zip(model.parameters(), plain.parameters())
     )
     print(f"PyTorch {torch.__version__}: largest difference to one process {difference:.1e}")
@@ -51,7 +51,10 @@ def train(bundle):
 def train_ranks(bundle):
     with tempfile.TemporaryDirectory() as folder:
         socket = os.path.join(folder, "gradsyncd.sock")
-        daemon = subprocess.Popen([bundle / "bin/gradsyncd", f"--socket={socket}"])
+        logs = os.environ.get("GRADSYNC_TEST_DAEMON_LOGS", folder)
+        # Not into the output: its last line is the answer.
+        with open(os.path.join(logs, "gradsyncd.log"), "wb") as log:
+            daemon = subprocess.Popen([bundle / "bin/gradsyncd", f"--socket={socket}"], stderr=log)
         variables = {**os.environ, "GRADSYNC_SOCKET": socket, "WORLD_SIZE": "2"}
         variables.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
         try:
