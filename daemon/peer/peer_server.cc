@@ -57,9 +57,9 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
     service_.RequestAttach(call, stream, queue, queue, tag);
   };
   hooks.accepted = [this, &context, accepted = std::move(accepted)](AgentSession* node,
-                                                                    std::size_t open) {
+                                                                    const auto& open) {
     CloseOldest(node->address());
-    if (open > kMaxNodes) {
+    if (open.size() > kMaxNodes) {
       node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                             absl::StrCat("the daemon of node ", context.node_name, " serves ",
                                          kMaxNodes, " streams of other nodes, as many as it may")));

@@ -2,8 +2,12 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -31,8 +35,24 @@ void GradsyncService::Start() {
   hooks.request = [this](auto* call, auto* stream, auto* queue, void* tag) {
     service_.RequestSession(call, stream, queue, queue, tag);
   };
+  hooks.accepted = [this](SessionStream* stream, const auto& open) { Admit(stream, open); };
   acceptor_.Start(std::move(hooks), dispatcher_->queue());
   dispatcher_->Start(kThreads);
+}
+
+void GradsyncService::Admit(SessionStream* stream,
+                            const std::vector<std::shared_ptr<SessionStream>>& open) {
+  const auto uid = stream->user();
+  if (!uid.has_value()) return;
+  const auto count = static_cast<std::size_t>(std::count_if(
+      open.begin(), open.end(), [&](const auto& one) { return one->WithoutSession(*uid); }));
+  const std::size_t most = 2 * context_.sessions->policy().quota_sessions_per_user;
+  if (count <= most) return;
+  stream->Queue(SessionEndMessage{MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kQuota,
+      absl::StrCat("user ", *uid, " has ", most, " streams without a session, twice as many as ",
+                   "quota_sessions_per_user allows sessions: open sessions on them, or close "
+                   "them"))});
 }
 
 void GradsyncService::Tick(std::uint64_t now_ns) {

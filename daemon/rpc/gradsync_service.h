@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/connections.h"
@@ -38,6 +39,9 @@ class GradsyncService {
   void Stop();
 
  private:
+  // Refuses the stream if its user has too many that have no session. `open`: all streams.
+  void Admit(SessionStream* stream, const std::vector<std::shared_ptr<SessionStream>>& open);
+
   const SessionContext context_;
   const Connections* const connections_;
   StreamCount streams_;  // with the one that waits for the next call

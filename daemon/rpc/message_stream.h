@@ -127,7 +127,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
 
   // Returns an estimate of an item's memory, in bytes.
   virtual std::size_t BytesOf(const Item& item) const = 0;
-  // Converts an item into a message. `out` may hold an earlier one.
+  // Converts an item into a message. `out` is empty.
   virtual void ToWire(Item item, Out* out) = 0;
 
   // ---- Start an operation of gRPC, which completes with `tag`.
@@ -195,6 +195,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   void OnRead(bool ok) {
     if (ok) {
       OnMessage(incoming_);
+      incoming_ = In();  // a stream that is idle keeps no large message
       // The next read takes this one's place in pending_. The stream may end before StartRead()
       // returns, so nothing uses it afterwards.
       StartRead(&incoming_, &on_read_);
@@ -215,6 +216,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
 
   void OnWrite(bool ok) {
     const auto keep = self_;
+    outgoing_ = Out();
     {
       MutexLock lock(&mutex_);
       writing_ = false;
@@ -243,7 +245,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   MethodCompletion<MessageStream, &MessageStream::OnFinish> on_finish_{this};
   std::shared_ptr<MessageStream> self_;
   In incoming_;   // belongs to the read under way, then to OnMessage()
-  Out outgoing_;  // belongs to the thread that set `writing_`, then to its write
+  Out outgoing_;  // belongs to the thread that set `writing_`, then to its write; empty otherwise
 
   mutable Mutex mutex_;
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);

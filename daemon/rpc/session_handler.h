@@ -52,6 +52,7 @@ class SessionHandler final : public std::enable_shared_from_this<SessionHandler>
   // not.
   void StreamEnded(const absl::Status& end, const std::string& disconnected);
 
+  const ClientProcess& process() const { return process_; }
   // True once a valid OpenSession has come.
   bool opened() const { return opened_.load(); }
   // Logs a void step before its StepDone is sent, so that the log shows which ranks know of it.

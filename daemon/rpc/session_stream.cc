@@ -44,6 +44,15 @@ void SessionStream::Tick(std::uint64_t now_ns) {
   if (end_overdue || open_overdue) Cancel();
 }
 
+std::optional<uid_t> SessionStream::user() const {
+  if (handler_ == nullptr) return std::nullopt;
+  return handler_->process().uid;
+}
+
+bool SessionStream::WithoutSession(uid_t uid) const {
+  return user() == uid && (!handler_->opened() || ended_ns_.load() != 0);
+}
+
 void SessionStream::OnAccepted() {
   accepted_ns_ = context_.clock->NowNs();
   const auto process = connections_.Find(caller());

@@ -4,9 +4,12 @@
 #ifndef DAEMON_RPC_SESSION_STREAM_H_
 #define DAEMON_RPC_SESSION_STREAM_H_
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <variant>
 
 #include "daemon/rpc/connections.h"
@@ -39,6 +42,11 @@ class SessionStream final
 
   // Cancels the stream if the client opens no session, or does not read the end, in time.
   void Tick(std::uint64_t now_ns);
+
+  // True for a stream of this user that has no session: not yet, or no more.
+  bool WithoutSession(uid_t uid) const;
+  // The caller's user; nullopt if the caller is unknown. Constant after OnAccepted().
+  std::optional<uid_t> user() const;
 
  private:
   void OnAccepted() override;

@@ -23,9 +23,9 @@ class StreamAcceptor {
     // Makes the stream of the next call.
     std::function<std::shared_ptr<Stream>()> make;
     typename Stream::Request request;
-    // A call has come. `open` streams are open, including this one. Called before its first message
+    // A call has come. `open` are the open streams, with this one. Called before its first message
     // is read. May be empty.
-    std::function<void(Stream* stream, std::size_t open)> accepted;
+    std::function<void(Stream* stream, const std::vector<std::shared_ptr<Stream>>& open)> accepted;
   };
 
   // Starts to accept calls. Called once, after the server has been built.
@@ -80,7 +80,7 @@ class StreamAcceptor {
       streams_.push_back(std::static_pointer_cast<Stream>(stream->shared_from_this()));
       open = OpenLocked();
     }
-    if (hooks_.accepted) hooks_.accepted(stream, open.size());
+    if (hooks_.accepted) hooks_.accepted(stream, open);
     AcceptNext();
   }
 
