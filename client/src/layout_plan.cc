@@ -87,6 +87,10 @@ absl::Status ValidateSpec(const LayoutSpec& spec) {
       return Malformed(spec, absl::StrCat(who, ", ", ReduceOpName(spec.op), " of ",
                                           DataTypeName(parameter.dtype), ": ", why));
     }
+    if (parameter.shape.size() > kMaxDimensions) {
+      return Malformed(spec, absl::StrCat(who, " has ", parameter.shape.size(),
+                                          " dimensions; at most ", kMaxDimensions, " allowed"));
+    }
     const std::uint64_t count = ElementCount(parameter.shape);
     if (count > kMaxElements || (total += count) > kMaxElements) {
       return Malformed(spec, absl::StrCat(who, " is too large"));

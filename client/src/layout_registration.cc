@@ -15,6 +15,7 @@
 #include "client/src/layout.h"
 #include "client/src/layout_plan.h"
 #include "client/src/mapped_memory.h"
+#include "client/src/request_parts.h"
 #include "client/src/step_client.h"
 #include "gradsync/shared_memory.h"
 
@@ -126,7 +127,7 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   request.mutable_register_layout()->set_request_id(request_id);
   if (context != nullptr) request.mutable_register_layout()->set_mps(SharesThroughMps(*context));
   if (replaced != nullptr) request.mutable_register_layout()->set_replaces(replaced->channel());
-  connection->stream().Send(std::move(request));
+  connection->stream().Send(LayoutMessages(std::move(request)));
 
   auto layout = MapAndAwait(connection, spec, context, deadline, &registration);
   if (replaced == nullptr) return layout;

@@ -24,6 +24,8 @@ namespace {
 // Enough for LayoutAssigned and StepDone of a large model.
 constexpr int kMaxMessageBytes = 256 << 20;
 constexpr std::size_t kPooledMessages = 16;
+// The most buckets in one BucketReady, which then fits kMaxRequestBytes.
+constexpr int kBucketsPerMessage = 8192;
 // gRPC 1.51 opens up to five when it starts, and aborts the process if it gets none.
 constexpr int kDescriptorsOfGrpc = 8;
 
@@ -50,6 +52,12 @@ class SessionStream::Impl {
   // The body of the stream's thread.
   void Run();
 
+  void Send(std::vector<v1::SessionRequest> requests) ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    for (v1::SessionRequest& request : requests) {
+      EnqueueLocked(std::make_unique<v1::SessionRequest>(std::move(request)));
+    }
+  }
   void Send(std::unique_ptr<v1::SessionRequest> request) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     EnqueueLocked(std::move(request));
@@ -195,7 +203,8 @@ void SessionStream::Impl::SendBucketReady(std::uint32_t channel, std::uint64_t s
   absl::MutexLock lock(&mutex_);
   if (!waiting_.empty() && waiting_.back()->has_bucket_ready()) {
     v1::BucketReady& last = *waiting_.back()->mutable_bucket_ready();
-    if (last.channel() == channel && last.step() == step) {
+    if (last.channel() == channel && last.step() == step &&
+        last.buckets_size() < kBucketsPerMessage) {
       last.add_buckets(bucket);
       return;
     }
@@ -264,6 +273,11 @@ SessionStream::~SessionStream() {
 void SessionStream::Send(v1::SessionRequest request) {
   sent_ns_.store(MonotonicNs(), std::memory_order_relaxed);
   impl_->Send(std::make_unique<v1::SessionRequest>(std::move(request)));
+}
+
+void SessionStream::Send(std::vector<v1::SessionRequest> requests) {
+  sent_ns_.store(MonotonicNs(), std::memory_order_relaxed);
+  impl_->Send(std::move(requests));
 }
 
 void SessionStream::SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket,

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "client/include/gradsync/client.h"
@@ -55,9 +56,11 @@ class SessionStream {
 
   // Queues a message; never waits for the daemon. Does nothing once the stream has ended.
   void Send(v1::SessionRequest request);
+  // The same for several. No other message comes between them.
+  void Send(std::vector<v1::SessionRequest> requests);
   // The same for a BucketReady, on the hot path: adds the bucket to a BucketReady of the same
-  // channel and step that is last in the queue. `position`: of the step's first message; null:
-  // none.
+  // channel and step that is last in the queue and not full. `position`: of the step's first
+  // message; null: none.
   void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket,
                        const Position* position);
 

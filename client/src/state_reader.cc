@@ -14,6 +14,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "client/src/error.h"
+#include "client/src/request_parts.h"
 #include "client/src/state_answer.h"
 #include "client/src/state_image.h"
 #include "client/src/utf8.h"
@@ -344,7 +345,9 @@ void StateReader::Impl::SendDigests() {
   if (!GoesOn()) return;
   question_->digested = true;
   request.mutable_state_digests()->set_transfer(question_->transfer);
-  sender_->SendState(std::move(request));
+  for (v1::SessionRequest& part : DigestMessages(std::move(request))) {
+    sender_->SendState(std::move(part));
+  }
 }
 
 void StateReader::Impl::Refuse(absl::string_view why) {

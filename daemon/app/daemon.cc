@@ -37,6 +37,7 @@
 #include "daemon/worker/worker_supervisor.h"
 #include "google/protobuf/message.h"
 #include "grpc/health/v1/health.pb.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -233,7 +234,7 @@ absl::Status Daemon::Rooms::StartServer() {
   // gRPC serves the health protocol without its descriptor. This links ours for reflection.
   google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
   grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   // These bound the streams of a connection, and the threads of the synchronous services
   // (reflection and Introspection). Each call of those services occupies a thread.
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);

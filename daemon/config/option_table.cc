@@ -294,13 +294,8 @@ std::vector<OptionEntry> MakeTable() {
             {"quota_buckets_per_layout", kQuotas,
              "Buckets of one layout. 4096 buckets of 25 MiB hold 100 GiB.", "8192"}),
       Count(
-          &Options::quota_parameters_per_layout, 1, 10'000'000,
+          &Options::quota_parameters_per_layout, 1, kMaxParameters,
           {"quota_parameters_per_layout", kQuotas, "Parameters (tensors) of one layout.", "20000"}),
-      Bytes(&Options::max_message_bytes, 64 * kKiB, kGiB, 1,
-            {"max_message_bytes", kQuotas,
-             "Largest gRPC message that the daemon accepts. The largest messages register layouts, "
-             "with about 160 bytes per parameter.",
-             "32MiB"}),
 
       Path(
           &Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,

@@ -58,7 +58,7 @@ struct Options {
   // that Kubernetes waits.
   absl::Duration drain_timeout = absl::Seconds(25);
 
-  // ---- Quotas of a user (uid), a session or a message ----
+  // ---- Quotas of a user (uid), a session or a layout ----
   // Enough for 16 jobs of 16 local ranks.
   std::uint32_t quota_sessions_per_user = 256;
   std::uint32_t quota_jobs_per_user = 64;
@@ -70,8 +70,6 @@ struct Options {
   // Enough for 100 GiB of gradients in buckets of 25 MiB.
   std::uint32_t quota_buckets_per_layout = 4096;
   std::uint32_t quota_parameters_per_layout = 100'000;
-  // Bytes of one gRPC message. Enough for a layout of 100,000 parameters with names of 120 bytes.
-  std::uint64_t max_message_bytes = std::uint64_t{16} << 20;
 
   // ---- Other nodes ----
   // Address on which this daemon listens for daemons of other nodes, for jobs that span nodes:

@@ -20,7 +20,7 @@
 #include "daemon/job/membership.h"
 
 namespace gradsync::v1 {
-class RegisterLayout;
+class SessionRequest;
 }
 
 namespace gradsync::daemon {
@@ -35,8 +35,9 @@ struct RankMemory {
 };
 
 struct LayoutRequest {
-  // The client's message, for a job that another node coordinates; otherwise null.
-  std::shared_ptr<const v1::RegisterLayout> message;
+  // The client's messages, the last of them RegisterLayout, for a job that another node
+  // coordinates. Otherwise empty.
+  std::vector<std::shared_ptr<const v1::SessionRequest>> messages;
   std::uint64_t request_id = 0;
   LayoutSpec spec;
   std::uint32_t replaces = 0;         // channel of the layout that this one replaces; 0: none

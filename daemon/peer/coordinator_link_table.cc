@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/peer_protocol.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -102,7 +103,7 @@ std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // gRPC limits a message before and after it decompresses it, not meanwhile.
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  arguments.SetMaxReceiveMessageSize(options_.max_message_bytes);
+  arguments.SetMaxReceiveMessageSize(kMaxCoordinatorMessageBytes);
   if (!options_.tls_name.empty()) arguments.SetSslTargetNameOverride(options_.tls_name);
   return grpc::CreateCustomChannel(target, options_.credentials, arguments);
 }

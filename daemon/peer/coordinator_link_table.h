@@ -39,8 +39,7 @@ class CoordinatorLinkTable {
     CoordinatorList coordinators;  // the ones that it may dial
     std::size_t quota_jobs_per_user = 0;
     std::shared_ptr<grpc::ChannelCredentials> credentials;
-    std::string tls_name;  // as in PeerOptions
-    int max_message_bytes = 0;
+    std::string tls_name;                    // as in PeerOptions
     grpc::CompletionQueue* queue = nullptr;  // outlives the links
     std::function<void()> dialed;            // there is a link to tick
   };

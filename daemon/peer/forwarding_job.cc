@@ -182,8 +182,6 @@ void ForwardingJob::End(const absl::Status& why) {
 // ---- JobPort ------------------------------------------------------------------------------------
 
 void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registered answer) {
-  v1::SessionRequest message;
-  *message.mutable_register_layout() = *request.message;
   absl::Status refused;
   {
     MutexLock lock(&mutex_);
@@ -197,7 +195,7 @@ void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registere
     }
   }
   if (!refused.ok()) return answer(refused);
-  Forward(std::move(message));
+  for (const auto& message : request.messages) Forward(*message);
 }
 
 void ForwardingJob::KeepMemory(RankSession, std::uint32_t channel, std::shared_ptr<void> memory) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "daemon/rpc/message_stream.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 
@@ -14,6 +15,12 @@ namespace gradsync::daemon {
 inline constexpr std::uint32_t kPeerProtocol = 1;
 
 inline constexpr std::size_t kInstanceBytes = 16;  // of Hello.instance
+
+// The largest message of an agent: a trainer's message and what goes around it, or a value of the
+// rendezvous.
+inline constexpr int kMaxAgentMessageBytes = kMaxRequestBytes + (64 << 10);
+// The largest message of a coordinator: the plan or the times of a large layout.
+inline constexpr int kMaxCoordinatorMessageBytes = 16 << 20;
 
 // A peer that leaves more than this unread is disconnected. The largest layouts of all ranks of a
 // large node fit.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/peer_protocol.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -23,8 +24,7 @@ constexpr int kIdleConnectionMs = 30'000;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
-    const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
-    int max_message_bytes) {
+    const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials) {
   std::unique_ptr<PeerServer> made(new PeerServer);
   int port = 0;
   grpc::ServerBuilder builder;
@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
-  builder.SetMaxReceiveMessageSize(max_message_bytes);
+  builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);
   builder.RegisterService(&made->service_);
   made->dispatcher_ = std::make_unique<CompletionDispatcher>(builder.AddCompletionQueue());
   made->server_ = builder.BuildAndStart();

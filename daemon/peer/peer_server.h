@@ -26,8 +26,7 @@ class PeerServer {
  public:
   // Binds the port. UNAVAILABLE: it cannot listen there.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(
-      const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
-      int max_message_bytes);
+      const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials);
 
   // The address that it listens on. If port 0 was asked for, this has the port that was chosen.
   const PeerAddress& address() const { return address_; }

@@ -24,9 +24,6 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr auto kStopPatience = std::chrono::seconds(5);
-// What a message between daemons has beside the trainer's message that it carries. So the largest
-// message that an agent accepts from a trainer also reaches the coordinator.
-constexpr std::size_t kEnvelopeBytes = 64 << 10;
 
 std::string RandomInstance() {
   std::string instance(kInstanceBytes, '\0');
@@ -38,10 +35,6 @@ std::string RandomInstance() {
 // Daemons of one cluster are configured alike.
 std::uint16_t DefaultPort(const PeerAddress& listen) {
   return listen.port != 0 ? listen.port : kPeerPort;
-}
-
-int MaxMessageBytes(const PeerOptions& options) {
-  return static_cast<int>(options.max_message_bytes + kEnvelopeBytes);
 }
 
 }  // namespace
@@ -156,7 +149,6 @@ class PeerService::Impl {
     options.quota_jobs_per_user = options_.quota_jobs_per_user;
     options.credentials = credentials.client;
     options.tls_name = options_.tls_name;
-    options.max_message_bytes = MaxMessageBytes(options_);
     options.queue = server_->queue();
     options.dialed = [this] { ticker_.Wake(); };
     return options;
@@ -232,7 +224,7 @@ absl::StatusOr<std::unique_ptr<PeerService>> PeerService::Start(
   if (!credentials.ok()) return credentials.status();
   const auto coordinators = CoordinatorList::Parse(options.coordinators, DefaultPort(*listen));
   if (!coordinators.ok()) return coordinators.status();
-  auto server = PeerServer::Listen(*listen, credentials->server, MaxMessageBytes(options));
+  auto server = PeerServer::Listen(*listen, credentials->server);
   if (!server.ok()) return server.status();
   auto impl = std::make_unique<Impl>(options, environment, *listen, *credentials, *coordinators,
                                      *std::move(server));

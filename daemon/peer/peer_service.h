@@ -30,7 +30,6 @@ struct PeerOptions {
   std::string tls_key;
   std::string tls_ca;
   std::string tls_name;  // in the others' certificates; empty: the address that is dialed
-  std::size_t max_message_bytes = std::size_t{16} << 20;
   DecodeLimits limits;
   EngineSettings engine;                 // for jobs that are coordinated here
   std::size_t quota_jobs_per_user = 64;  // of jobs that other nodes coordinate

@@ -26,7 +26,6 @@ constexpr std::uint64_t kHoldTimeoutMs = 10 * 60 * 1000;
 constexpr std::uint64_t kLayoutTimeoutMs = 5 * 60 * 1000;
 constexpr std::uint64_t kOperationTimeoutMs = 30 * 60 * 1000;
 constexpr std::uint32_t kMaxWorldSize = 1 << 16;
-constexpr std::size_t kMaxDimensions = 32;
 // Largest arena of one rank, 16 TiB. Keeps all sums of sizes far from overflow.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 44;
 constexpr std::size_t kMaxStateNameBytes = 1024;
@@ -147,6 +146,54 @@ absl::StatusOr<OnRankLoss> DecodeLossPolicy(const v1::JobOptions& options) {
   }
 }
 
+// The quota `most`, which `option` names, holds for a layout as a whole.
+absl::Status CheckCount(absl::string_view what, std::size_t count, std::size_t most,
+                        absl::string_view option) {
+  if (count <= most) return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                   absl::StrCat(count, " ", what, "; ", most, " allowed (", option, ")"));
+}
+
+// Adds items of one message to those of earlier ones.
+absl::Status AddItems(const google::protobuf::RepeatedPtrField<v1::Parameter>& parameters,
+                      const google::protobuf::RepeatedPtrField<v1::ExplicitBucket>& buckets,
+                      const DecodeLimits& limits, LayoutItems* items) {
+  if (absl::Status status = CheckCount(
+          "parameters", items->parameters.size() + static_cast<std::size_t>(parameters.size()),
+          limits.parameters, "quota_parameters_per_layout");
+      !status.ok()) {
+    return status;
+  }
+  if (absl::Status status =
+          CheckCount("buckets", items->buckets.size() + static_cast<std::size_t>(buckets.size()),
+                     limits.buckets, "quota_buckets_per_layout");
+      !status.ok()) {
+    return status;
+  }
+  for (const v1::Parameter& parameter : parameters) {
+    if (parameter.name().empty() || parameter.name().size() > kMaxParameterNameBytes) {
+      return Malformed(absl::StrCat("parameter ", items->parameters.size(), ": its name has ",
+                                    parameter.name().size(), " bytes; 1 to ",
+                                    kMaxParameterNameBytes, " allowed"));
+    }
+    const std::string field = absl::StrCat("parameter '", parameter.name(), "'");
+    if (static_cast<std::size_t>(parameter.shape_size()) > kMaxDimensions) {
+      return Malformed(absl::StrCat(field, " has ", parameter.shape_size(), " dimensions; at most ",
+                                    kMaxDimensions, " allowed"));
+    }
+    const auto dtype = DecodeType(field, parameter.dtype());
+    if (!dtype.ok()) return dtype.status();
+    items->parameters.push_back(
+        {parameter.name(), {parameter.shape().begin(), parameter.shape().end()}, *dtype});
+  }
+  for (const v1::ExplicitBucket& bucket : buckets) {
+    const auto dtype = DecodeType(absl::StrCat("bucket ", items->buckets.size()), bucket.dtype());
+    if (!dtype.ok()) return dtype.status();
+    items->buckets.emplace_back(*dtype, bucket.count());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint32_t* protocol) {
@@ -217,7 +264,12 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   return request;
 }
 
-absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
+absl::Status DecodeLayoutItems(const v1::LayoutPart& message, const DecodeLimits& limits,
+                               LayoutItems* items) {
+  return AddItems(message.parameters(), message.explicit_buckets(), limits, items);
+}
+
+absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message, LayoutItems before,
                                            const DecodeLimits& limits, std::uint64_t now_ns) {
   LayoutRequest request;
   request.request_id = message.request_id();
@@ -244,63 +296,46 @@ absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
     spec.first_bucket_cap_bytes = message.first_bucket_cap_bytes();
   }
   spec.last_bucket_cap_bytes = message.last_bucket_cap_bytes();
-  if (message.parameters().empty() == message.explicit_buckets().empty()) {
-    return Malformed("give either parameters or explicit_buckets, not both");
+  if (absl::Status status =
+          AddItems(message.parameters(), message.explicit_buckets(), limits, &before);
+      !status.ok()) {
+    return status;
   }
-  if (static_cast<std::size_t>(message.parameters_size()) > limits.parameters) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                     absl::StrCat(message.parameters_size(), " parameters; ", limits.parameters,
-                                  " allowed (quota_parameters_per_layout)"));
+  spec.parameters = std::move(before.parameters);
+  spec.explicit_buckets = std::move(before.buckets);
+  if (spec.parameters.empty() == spec.explicit_buckets.empty()) {
+    return Malformed("give either parameters or explicit_buckets, not both");
   }
   std::uint64_t bytes = 0;
   absl::flat_hash_set<absl::string_view> names;
-  for (const v1::Parameter& parameter : message.parameters()) {
-    const std::string field = absl::StrCat("parameter '", parameter.name(), "'");
-    if (parameter.name().empty() || parameter.name().size() > kMaxParameterNameBytes) {
-      return Malformed(absl::StrCat("parameter ", spec.parameters.size(), ": its name has ",
-                                    parameter.name().size(), " bytes; 1 to ",
-                                    kMaxParameterNameBytes, " allowed"));
-    }
-    if (!names.insert(parameter.name()).second)
+  for (const Parameter& parameter : spec.parameters) {
+    const std::string field = absl::StrCat("parameter '", parameter.name, "'");
+    if (!names.insert(parameter.name).second)
       return Malformed(absl::StrCat(field, " is given twice"));
-    if (static_cast<std::size_t>(parameter.shape_size()) > kMaxDimensions) {
-      return Malformed(absl::StrCat(field, " has ", parameter.shape_size(), " dimensions; at most ",
-                                    kMaxDimensions, " allowed"));
-    }
-    const auto dtype = DecodeType(field, parameter.dtype());
-    if (!dtype.ok()) return dtype.status();
-    if (absl::Status status = CheckReduction(field, spec.op, *dtype, ReducedMemory::kParameters);
+    if (absl::Status status =
+            CheckReduction(field, spec.op, parameter.dtype, ReducedMemory::kParameters);
         !status.ok()) {
       return status;
     }
     std::uint64_t count = 1;
-    for (const std::uint64_t extent : parameter.shape()) {
+    for (const std::uint64_t extent : parameter.shape) {
       if (extent != 0 && count > kMaxBytes / extent) {
         return Malformed(absl::StrCat(field, " is larger than 16 TiB"));
       }
       count *= extent;
     }
-    if (absl::Status status = AddBytes(field, count, *dtype, &bytes); !status.ok()) return status;
-    spec.parameters.push_back(
-        {parameter.name(), {parameter.shape().begin(), parameter.shape().end()}, *dtype});
+    if (absl::Status status = AddBytes(field, count, parameter.dtype, &bytes); !status.ok()) {
+      return status;
+    }
   }
-  if (static_cast<std::size_t>(message.explicit_buckets_size()) > limits.buckets) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                     absl::StrCat(message.explicit_buckets_size(), " buckets; ", limits.buckets,
-                                  " allowed (quota_buckets_per_layout)"));
-  }
-  for (const v1::ExplicitBucket& bucket : message.explicit_buckets()) {
-    const std::string field = absl::StrCat("bucket ", spec.explicit_buckets.size());
-    const auto dtype = DecodeType(field, bucket.dtype());
-    if (!dtype.ok()) return dtype.status();
+  for (std::size_t i = 0; i < spec.explicit_buckets.size(); ++i) {
+    const auto& [dtype, count] = spec.explicit_buckets[i];
+    const std::string field = absl::StrCat("bucket ", i);
     const ReducedMemory memory = spec.on_gpu ? ReducedMemory::kGpu : ReducedMemory::kHost;
-    if (absl::Status status = CheckReduction(field, spec.op, *dtype, memory); !status.ok()) {
+    if (absl::Status status = CheckReduction(field, spec.op, dtype, memory); !status.ok()) {
       return status;
     }
-    if (absl::Status status = AddBytes(field, bucket.count(), *dtype, &bytes); !status.ok()) {
-      return status;
-    }
-    spec.explicit_buckets.emplace_back(*dtype, bucket.count());
+    if (absl::Status status = AddBytes(field, count, dtype, &bytes); !status.ok()) return status;
   }
   if (message.buffer_bytes() != 0) {
     if (spec.on_gpu) return Malformed("buffer_bytes are only for layouts in host memory");
@@ -323,11 +358,9 @@ absl::Status CheckStateOffer(const v1::StateOffer& message) {
   return Malformed(absl::StrCat("StateOffer of ", message.bytes(), " bytes; 1 to 16 TiB allowed"));
 }
 
-absl::StatusOr<std::vector<StateDigest>> DecodeStateDigests(const v1::StateDigests& message) {
-  std::vector<StateDigest> items;
-  items.reserve(static_cast<std::size_t>(message.items_size()));
+absl::Status DecodeStateDigests(const v1::StateDigests& message, std::vector<StateDigest>* items) {
   for (const v1::StateDigest& item : message.items()) {
-    const std::string field = absl::StrCat("StateDigests.items[", items.size(), "]");
+    const std::string field = absl::StrCat("StateDigests.items[", items->size(), "]");
     if (item.name().empty() || item.name().size() > kMaxStateNameBytes) {
       return Malformed(absl::StrCat(field, ": its name has ", item.name().size(), " bytes; 1 to ",
                                     kMaxStateNameBytes, " allowed"));
@@ -336,9 +369,9 @@ absl::StatusOr<std::vector<StateDigest>> DecodeStateDigests(const v1::StateDiges
       return Malformed(absl::StrCat(field, " ('", item.name(), "'): its digest has ",
                                     item.sha256().size(), " bytes; ", kSha256Bytes, " expected"));
     }
-    items.push_back({item.name(), item.sha256()});
+    items->push_back({item.name(), item.sha256()});
   }
-  return items;
+  return absl::OkStatus();
 }
 
 std::optional<Position> DecodePosition(const v1::BucketReady& message) {

@@ -5,8 +5,10 @@
 #ifndef DAEMON_RPC_DECODE_H_
 #define DAEMON_RPC_DECODE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -28,7 +30,17 @@ struct DecodeLimits {
 
 // Also chooses the protocol version. FAILED_PRECONDITION VERSION, UNIMPLEMENTED LOSS_POLICY.
 absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint32_t* protocol);
-absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message,
+
+// The parameters and buckets of a layout, which may come in several messages.
+struct LayoutItems {
+  std::vector<Parameter> parameters;
+  std::vector<std::pair<DataType, std::uint64_t>> buckets;  // dtype, elements
+};
+// Adds the message's items to `items`. Checks each of them alone, and how many there are.
+absl::Status DecodeLayoutItems(const v1::LayoutPart& message, const DecodeLimits& limits,
+                               LayoutItems* items);
+// `before`: the items of the parts that came before the message.
+absl::StatusOr<LayoutRequest> DecodeLayout(const v1::RegisterLayout& message, LayoutItems before,
                                            const DecodeLimits& limits, std::uint64_t now_ns);
 
 struct OperationRequest {
@@ -44,7 +56,8 @@ absl::StatusOr<OperationRequest> DecodeBarrier(const v1::Barrier& message, std::
 std::uint64_t DecodeStateTimeoutNs(const v1::FetchState& message);
 // Checks that the size is possible.
 absl::Status CheckStateOffer(const v1::StateOffer& message);
-absl::StatusOr<std::vector<StateDigest>> DecodeStateDigests(const v1::StateDigests& message);
+// Adds the message's digests to `items`.
+absl::Status DecodeStateDigests(const v1::StateDigests& message, std::vector<StateDigest>* items);
 std::optional<Position> DecodePosition(const v1::BucketReady& message);
 std::optional<Position> DecodePosition(const v1::EndStep& message);
 absl::StatusOr<OperationRequest> DecodeAllReduce(const v1::AllReduce& message,

@@ -22,19 +22,19 @@ namespace {
 // A year. A notice of a longer wait says so much.
 constexpr std::uint64_t kMostWaitedMs = std::uint64_t{365} * 24 * 3600 * 1000;
 
-absl::Status RegisterLayout(const v1::RegisterLayout& message, const DecodeLimits& limits,
+// Another node coordinates the job and gets the rank's messages.
+bool Forwards(const RankPort& port) { return !port.job().coordinator().empty(); }
+
+absl::Status RegisterLayout(const v1::SessionRequest& message, const DecodeLimits& limits,
                             std::uint64_t now_ns, RankPort* port) {
-  auto request = DecodeLayout(message, limits, now_ns);
+  auto request = port->parts().TakeLayout(message, limits, Forwards(*port), now_ns);
   if (!request.ok()) {
-    port->RefuseLayout(message.request_id(), request.status());
+    port->RefuseLayout(message.register_layout().request_id(), request.status());
     return absl::OkStatus();
   }
   if (request->replaces != 0) {
     const absl::Status may = port->job().CheckReplaces(port->session(), request->replaces);
     if (!may.ok()) return may;
-  }
-  if (!port->job().coordinator().empty()) {
-    request->message = std::make_shared<const v1::RegisterLayout>(message);
   }
   return port->RegisterLayout(*std::move(request));
 }
@@ -77,10 +77,11 @@ absl::Status TakeStateRequest(const v1::SessionRequest& request, RankPort* port)
         [&](Job* job) { return job->StateRead(session, read.transfer(), read.chunk()); });
   }
   if (request.has_state_digests()) {
-    auto items = DecodeStateDigests(request.state_digests());
+    auto items = port->parts().TakeDigests(request.state_digests());
     if (!items.ok()) return items.status();
+    if (!items->has_value()) return absl::OkStatus();  // more follow
     return deliver([&](Job* job) {
-      return job->TakeDigests(session, request.state_digests().transfer(), *std::move(items));
+      return job->TakeDigests(session, request.state_digests().transfer(), **std::move(items));
     });
   }
   const auto& refused = request.state_refused();
@@ -149,7 +150,10 @@ absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimi
       });
     }
     case v1::SessionRequest::kRegisterLayout:
-      return RegisterLayout(request.register_layout(), limits, now_ns, port);
+      return RegisterLayout(request, limits, now_ns, port);
+    case v1::SessionRequest::kLayoutPart:
+      port->parts().AddLayoutPart(request, limits, Forwards(*port));
+      return absl::OkStatus();
     case v1::SessionRequest::kReleaseLayout:
       return deliver([&](Job* job) {
         return job->ReleaseLayout(session, request.release_layout().channel());

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/job/job_port.h"
 #include "daemon/rpc/decode.h"
+#include "daemon/rpc/request_parts.h"
 #include "gradsync/v1/gradsync.pb.h"
 
 namespace gradsync::daemon {
@@ -33,6 +34,11 @@ class RankPort {
   virtual void Respond(v1::SessionResponse response) = 0;
   // Answers RegisterLayout. A refusal is an answer too: the session goes on.
   void RefuseLayout(std::uint64_t request_id, const absl::Status& why);
+
+  RequestParts& parts() { return parts_; }
+
+ private:
+  RequestParts parts_;
 };
 
 // Takes any message of a rank except OpenSession and LeaseAnswer, which only a trainer's own daemon

@@ -17,6 +17,12 @@ inline constexpr std::uint32_t kProtocolNewest = 1;
 // TCP port of a daemon for other nodes' daemons, wherever an address names none.
 inline constexpr std::uint16_t kPeerPort = 7417;
 
+// The largest message of a client, in bytes. Layouts and digests that are longer come in parts.
+inline constexpr std::size_t kMaxRequestBytes = 64 << 10;
+// The most parameters of a layout: EndStep.used_map, a bit for each, fits one message.
+inline constexpr std::uint32_t kMaxParameters = 500'000;
+inline constexpr std::size_t kMaxDimensions = 32;  // Parameter.shape
+
 // Longest texts, in bytes.
 inline constexpr std::size_t kMaxJobIdBytes = 128;
 inline constexpr std::size_t kMaxTokenBytes = 4096;

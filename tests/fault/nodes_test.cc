@@ -65,6 +65,16 @@ TEST_F(NodesTest, StepsAreReducedOverBothNodes) {
   ExpectAll(trainers, "leave");
 }
 
+// Its messages are cut into parts by the library, and the agent passes them on.
+TEST_F(NodesTest, LongLayoutComesInPartsFromEveryNode) {
+  const Trainers trainers = Join();
+  std::string parameters = "w:1";
+  for (int i = 0; i < 8'000; ++i) parameters += ",parameter" + std::to_string(i) + ":1";
+  ExpectAll(trainers, "register parameters=" + parameters);
+  ExpectAll(trainers, "step");
+  ExpectAll(trainers, "leave");
+}
+
 TEST_F(NodesTest, IntegersMinimaAndMaximaAreReducedOverBothNodes) {
   const Trainers trainers = Join();
   const auto expect = [&](const std::string& op, const std::string& dtype) {

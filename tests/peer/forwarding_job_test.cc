@@ -61,7 +61,7 @@ class ForwardingJobTest : public testing::Test {
     LayoutRequest request;
     request.request_id = channel;
     request.spec = layout_;
-    request.message = std::make_shared<const v1::RegisterLayout>();
+    request.messages = {std::make_shared<const v1::SessionRequest>()};
     bool answered = false;
     job_->RegisterLayout(job_->session(), request, [&](const auto& registration) {
       answered = registration.ok() && registration->channel == channel;

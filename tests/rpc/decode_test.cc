@@ -252,7 +252,7 @@ v1::RegisterLayout GoodLayout() {
 
 absl::StatusOr<LayoutRequest> Layout(const v1::RegisterLayout& message,
                                      const DecodeLimits& limits = {}) {
-  return DecodeLayout(message, limits, kNowNs);
+  return DecodeLayout(message, {}, limits, kNowNs);
 }
 
 TEST(DecodeLayoutTest, ReadsEveryField) {
@@ -598,15 +598,16 @@ TEST(DecodeLayoutTest, BuffersAreBytesInHostMemory) {
 
 TEST(DecodeStateTest, ReadsDigests) {
   v1::StateDigests message;
-  EXPECT_TRUE(DecodeStateDigests(message)->empty());
+  std::vector<StateDigest> items;
+  EXPECT_TRUE(DecodeStateDigests(message, &items).ok());
+  EXPECT_TRUE(items.empty());
   v1::StateDigest* const item = message.add_items();
   item->set_name(std::string(1024, 'n'));
   item->set_sha256(std::string(32, '\xff'));
-  const auto items = DecodeStateDigests(message);
-  ASSERT_TRUE(items.ok()) << items.status();
-  ASSERT_EQ(items->size(), 1u);
-  EXPECT_EQ((*items)[0].name, item->name());
-  EXPECT_EQ((*items)[0].sha256, item->sha256());
+  ASSERT_TRUE(DecodeStateDigests(message, &items).ok());
+  ASSERT_EQ(items.size(), 1u);
+  EXPECT_EQ(items[0].name, item->name());
+  EXPECT_EQ(items[0].sha256, item->sha256());
 }
 
 TEST(DecodeStateTest, RefusesDigestsOfAnotherForm) {
@@ -614,14 +615,16 @@ TEST(DecodeStateTest, RefusesDigestsOfAnotherForm) {
     v1::StateDigests message;
     message.add_items()->set_name(name);
     message.mutable_items(0)->set_sha256(std::string(32, 'x'));
-    ExpectRefused(DecodeStateDigests(message).status(), kInvalid, "MALFORMED",
+    std::vector<StateDigest> items;
+    ExpectRefused(DecodeStateDigests(message, &items), kInvalid, "MALFORMED",
                   {"items[0]", "1 to 1024"});
   }
   for (const std::size_t bytes : {0, 31, 33}) {
     v1::StateDigests message;
     message.add_items()->set_name("w");
     message.mutable_items(0)->set_sha256(std::string(bytes, 'x'));
-    ExpectRefused(DecodeStateDigests(message).status(), kInvalid, "MALFORMED",
+    std::vector<StateDigest> items;
+    ExpectRefused(DecodeStateDigests(message, &items), kInvalid, "MALFORMED",
                   {"'w'", "32 expected"});
   }
 }

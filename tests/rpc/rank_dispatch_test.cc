@@ -147,7 +147,7 @@ TEST_F(RankDispatchTest, RefusedLayoutIsAnAnswer) {
   layout->mutable_explicit_buckets(0)->set_count(4);
   ASSERT_TRUE(Take(&rank, request).ok());
   ASSERT_EQ(rank.registered.size(), 1u);
-  EXPECT_EQ(rank.registered[0].message, nullptr);  // the job is here: nothing is forwarded
+  EXPECT_TRUE(rank.registered[0].messages.empty());  // the job is here: nothing is forwarded
   layout->set_replaces(channel_ + 1);
   EXPECT_EQ(ReasonOf(Take(&rank, request)), "UNKNOWN_CHANNEL");
   EXPECT_EQ(rank.registered.size(), 1u);

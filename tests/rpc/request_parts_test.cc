@@ -1,0 +1,154 @@
+// Requests that come in several messages.
+
+#include "daemon/rpc/request_parts.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/error.h"
+#include "gtest/gtest.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr std::uint64_t kNowNs = 5;
+
+v1::SessionRequest Part(const std::vector<std::string>& names) {
+  v1::SessionRequest request;
+  for (const std::string& name : names) {
+    v1::Parameter& parameter = *request.mutable_layout_part()->add_parameters();
+    parameter.set_name(name);
+    parameter.add_shape(2);
+    parameter.set_dtype(v1::DATA_TYPE_FLOAT32);
+  }
+  return request;
+}
+
+// A RegisterLayout with these parameters.
+v1::SessionRequest Last(const std::vector<std::string>& names) {
+  v1::SessionRequest request;
+  request.mutable_register_layout()->set_name("model");
+  v1::SessionRequest part = Part(names);
+  *request.mutable_register_layout()->mutable_parameters() =
+      std::move(*part.mutable_layout_part()->mutable_parameters());
+  return request;
+}
+
+v1::StateDigests Digests(std::uint64_t transfer, const std::vector<std::string>& names, bool more) {
+  v1::StateDigests message;
+  message.set_transfer(transfer);
+  message.set_more(more);
+  for (const std::string& name : names) {
+    v1::StateDigest& item = *message.add_items();
+    item.set_name(name);
+    item.set_sha256(std::string(32, 'x'));
+  }
+  return message;
+}
+
+class RequestPartsTest : public testing::Test {
+ protected:
+  void Add(const v1::SessionRequest& part) { parts_.AddLayoutPart(part, limits_, forward_); }
+  absl::StatusOr<LayoutRequest> Take(const v1::SessionRequest& last) {
+    return parts_.TakeLayout(last, limits_, forward_, kNowNs);
+  }
+
+  DecodeLimits limits_;
+  bool forward_ = false;
+  RequestParts parts_;
+};
+
+TEST_F(RequestPartsTest, LayoutHasThePartsFirst) {
+  Add(Part({"a", "b"}));
+  Add(Part({"c"}));
+  const auto layout = Take(Last({"d"}));
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  std::string names;
+  for (const Parameter& parameter : layout->spec.parameters) names += parameter.name;
+  EXPECT_EQ(names, "abcd");
+  EXPECT_TRUE(layout->messages.empty());
+  // The next layout has parts of its own.
+  EXPECT_EQ(Take(Last({"e"}))->spec.parameters.size(), 1u);
+}
+
+TEST_F(RequestPartsTest, BucketsComeInPartsToo) {
+  v1::SessionRequest part;
+  part.mutable_layout_part()->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_INT32);
+  v1::SessionRequest last = Last({});
+  last.mutable_register_layout()->set_op(v1::REDUCE_OP_SUM);
+  last.mutable_register_layout()->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_FLOAT64);
+  Add(part);
+  const auto layout = Take(last);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  ASSERT_EQ(layout->spec.explicit_buckets.size(), 2u);
+  EXPECT_EQ(layout->spec.explicit_buckets[0].first, DataType::kInt32);
+}
+
+TEST_F(RequestPartsTest, ForwardedLayoutKeepsItsMessages) {
+  forward_ = true;
+  Add(Part({"a"}));
+  const auto layout = Take(Last({"b"}));
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  ASSERT_EQ(layout->messages.size(), 2u);
+  EXPECT_TRUE(layout->messages[0]->has_layout_part());
+  EXPECT_TRUE(layout->messages[1]->has_register_layout());
+}
+
+TEST_F(RequestPartsTest, QuotaHoldsForAllParts) {
+  limits_.parameters = 3;
+  Add(Part({"a", "b"}));
+  Add(Part({"c", "d"}));
+  Add(Part({"e"}));
+  const auto layout = Take(Last({"f"}));
+  EXPECT_EQ(layout.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(layout.status().message().find("4 parameters; 3 allowed"), std::string::npos)
+      << layout.status();
+  EXPECT_TRUE(Take(Last({"g"})).ok()) << "the next layout is another one";
+}
+
+TEST_F(RequestPartsTest, NamesAreUniqueOverAllParts) {
+  Add(Part({"a"}));
+  const auto layout = Take(Last({"a"}));
+  EXPECT_EQ(layout.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(layout.status().message().find("'a' is given twice"), std::string::npos);
+}
+
+TEST_F(RequestPartsTest, WrongPartIsTheLayoutsError) {
+  Add(Part({""}));
+  Add(Part({"a"}));
+  const auto layout = Take(Last({"b"}));
+  EXPECT_EQ(layout.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(layout.status().message().find("parameter 0: its name"), std::string::npos);
+}
+
+TEST_F(RequestPartsTest, DigestsAreCompleteWithTheLastPart) {
+  auto digests = parts_.TakeDigests(Digests(1, {"a"}, /*more=*/true));
+  ASSERT_TRUE(digests.ok());
+  EXPECT_FALSE(digests->has_value());
+  digests = parts_.TakeDigests(Digests(1, {"b"}, /*more=*/false));
+  ASSERT_TRUE(digests.ok() && digests->has_value());
+  ASSERT_EQ((*digests)->size(), 2u);
+  EXPECT_EQ((**digests)[1].name, "b");
+  digests = parts_.TakeDigests(Digests(1, {"c"}, /*more=*/false));
+  EXPECT_EQ((*digests)->size(), 1u);
+}
+
+TEST_F(RequestPartsTest, DigestsOfAnEarlierTransferAreDropped) {
+  ASSERT_TRUE(parts_.TakeDigests(Digests(1, {"a"}, /*more=*/true)).ok());
+  const auto digests = parts_.TakeDigests(Digests(2, {"b"}, /*more=*/false));
+  ASSERT_TRUE(digests.ok() && digests->has_value());
+  EXPECT_EQ((*digests)->size(), 1u);
+}
+
+TEST_F(RequestPartsTest, DigestsAreBounded) {
+  const v1::StateDigests part =
+      Digests(1, std::vector<std::string>(64, std::string(1000, 'n')), true);
+  absl::Status end;
+  for (int i = 0; i < 1000 && end.ok(); ++i) end = parts_.TakeDigests(part).status();
+  EXPECT_EQ(end.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(end.message().find("16777216 bytes"), std::string::npos) << end;
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
