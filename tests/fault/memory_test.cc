@@ -1,0 +1,150 @@
+// A user who wants the daemon's memory gets little of it, and another user's job goes on. Runs
+// outside Bazel's sandbox: inside it root cannot become another user.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fault/trainer.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/deadline.h"
+
+namespace gradsync::fault {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+// Far above what a busy machine does to a step, and below what the attacks did.
+constexpr std::uint64_t kLongestStepNs = 2'000'000'000ull * kScale;
+
+// A memory size in /proc/PID/status.
+std::uint64_t BytesOf(pid_t pid, const std::string& field) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field + ":", 0) == 0) return std::stoull(line.substr(field.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+// Runs memory_attacker. It ends with the test.
+class Attacker {
+ public:
+  Attacker(const TestDaemon& daemon, const std::vector<std::string>& attack) {
+    int in[2], out[2];
+    EXPECT_EQ(pipe2(in, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
+    const Descriptor read_in(in[0]), write_out(out[1]);
+    input_ = Descriptor(in[1]);
+    ChildOptions child;
+    child.arguments = {"tests/fault/memory_attacker", daemon.socket()};
+    child.arguments.insert(child.arguments.end(), attack.begin(), attack.end());
+    child.input = read_in.get();
+    child.output = write_out.get();
+    process_ = std::make_unique<ChildProcess>(child);
+    output_ = std::make_unique<LineReader>(Descriptor(out[0]));
+  }
+  // Its line, or nothing if there is none within `patience_ms`.
+  std::optional<std::string> Report(int patience_ms) { return output_->Next(patience_ms); }
+
+ private:
+  Descriptor input_;
+  std::unique_ptr<LineReader> output_;
+  std::unique_ptr<ChildProcess> process_;
+};
+
+class MemoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+    ASSERT_EQ(chmod(daemon_.directory().path().c_str(), 0755), 0);
+    for (const std::string& socket : {daemon_.socket(), daemon_.side_socket()}) {
+      ASSERT_EQ(chown(socket.c_str(), 0, 12345), 0);
+    }
+    innocent_ = JoinedTrainers(daemon_, 2);
+    ExpectAll(innocent_, "register buckets=4 count=10000");
+    for (int i = 0; i < 50; ++i) Step();
+    idle_ns_ = Take();
+    before_ = Resident();
+  }
+
+  // One step of the innocent job.
+  void Step() {
+    for (const Reply& reply : DoAll(innocent_, "step")) {
+      ASSERT_TRUE(reply.ok()) << reply;
+      steps_ns_.push_back(reply.end_ns - reply.start_ns);
+    }
+  }
+  // The innocent job goes on until the attacker reports. Returns the report.
+  std::string Attack(Attacker* attacker) {
+    std::optional<std::string> report;
+    for (const std::uint64_t end_ns = NowNs() + 1'000'000ull * kPatienceMs;
+         !report.has_value() && NowNs() < end_ns && !HasFatalFailure();) {
+      Step();
+      report = attacker->Report(/*patience_ms=*/1);
+    }
+    EXPECT_TRUE(report.has_value()) << "the attacker reports nothing";
+    const auto steps = Take();
+    EXPECT_LT(steps.back(), kLongestStepNs);
+    std::cout << "steps: p50 " << Us(idle_ns_, 50) << " us idle, " << Us(steps, 50)
+              << " us under attack, p99 " << Us(steps, 99) << " us, longest " << Us(steps, 100)
+              << " us; memory: " << before_ / kMiB << " MiB before, peak " << Peak() / kMiB
+              << " MiB, " << Resident() / kMiB << " MiB now; " << report.value_or("") << std::endl;
+    return report.value_or("");
+  }
+
+  std::uint64_t Peak() const { return BytesOf(daemon_.pid(), "VmHWM"); }
+  std::uint64_t Resident() const { return BytesOf(daemon_.pid(), "VmRSS"); }
+  // What the attack has cost at most.
+  std::uint64_t Cost() const { return Peak() - before_; }
+
+  TestDaemon daemon_;
+
+ private:
+  // The times of the steps since the last call, in order.
+  std::vector<std::uint64_t> Take() {
+    std::vector<std::uint64_t> steps;
+    steps.swap(steps_ns_);
+    std::sort(steps.begin(), steps.end());
+    return steps;
+  }
+  static std::uint64_t Us(const std::vector<std::uint64_t>& steps, std::size_t percent) {
+    return steps.empty() ? 0 : steps[(steps.size() - 1) * percent / 100] / 1000;
+  }
+
+  Trainers innocent_;
+  std::vector<std::uint64_t> steps_ns_;
+  std::vector<std::uint64_t> idle_ns_;
+  std::uint64_t before_ = 0;
+};
+
+// 16 MiB were 608 MiB in the daemon.
+TEST_F(MemoryTest, FirstMessagesAreSmall) {
+  Attacker attacker(daemon_, {"messages", "8", std::to_string(16 * kMiB)});
+  EXPECT_THAT(Attack(&attacker), testing::HasSubstr("larger than max"));
+  EXPECT_LT(Cost(), 200 * kMiB);
+}
+
+// A message that is as large as it may be.
+TEST_F(MemoryTest, MessagesLeaveNothingBehind) {
+  Attacker attacker(daemon_, {"messages", "256", "65000"});
+  EXPECT_THAT(Attack(&attacker), testing::HasSubstr("must be OpenSession"));
+  EXPECT_LT(Cost(), 64 * kMiB);
+}
+
+TEST_F(MemoryTest, StreamsWithoutASessionAreFew) {
+  Attacker attacker(daemon_, {"streams", "600"});
+  EXPECT_THAT(Attack(&attacker), testing::HasSubstr("quota_sessions_per_user"));
+  EXPECT_LT(Cost(), 64 * kMiB);
+}
+
+}  // namespace
+}  // namespace gradsync::fault
