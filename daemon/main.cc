@@ -1,5 +1,5 @@
 // gradsyncd: parses its options, constructs the daemon, runs it. The daemon also starts this
-// program as its worker.
+// program as its workers and engine processes.
 
 #include <cstdio>
 #include <cstring>
@@ -7,6 +7,7 @@
 #include "daemon/app/daemon.h"
 #include "daemon/base/logging.h"
 #include "daemon/config/options.h"
+#include "daemon/worker/engine_main.h"
 #include "daemon/worker/worker_main.h"
 #include "daemon/worker/worker_process.h"
 
@@ -25,6 +26,9 @@ int Fail(const absl::Status& status, int code) {
 int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], gradsync::daemon::kWorkerArgument) == 0) {
     return gradsync::daemon::RunWorker();
+  }
+  if (argc == 2 && std::strcmp(argv[1], gradsync::daemon::kEngineArgument) == 0) {
+    return gradsync::daemon::RunEngine();
   }
   if (const auto text = gradsync::daemon::HelpOrVersion(argc, argv)) {
     std::fputs(text->c_str(), stdout);

@@ -187,7 +187,7 @@ absl::Status Daemon::Rooms::StartPeers() {
   environment.jobs = &jobs;
   environment.executor = executor.get();
   environment.clock = &clock;
-  environment.make_engine = MakeGlooEngine;
+  environment.make_engine = MakeEngineProcess;
   auto started = PeerService::Start(PeerOptionsOf(options), environment);
   if (!started.ok()) return started.status();
   peers = *std::move(started);

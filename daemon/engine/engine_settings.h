@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 
 namespace gradsync::daemon {
@@ -39,6 +40,13 @@ struct EngineSettings {
   // rank learns of a lost connection within 10 s.
   absl::Duration silence_limit = absl::Seconds(8);
 };
+
+// An engine's nodes: 2 to this many.
+inline constexpr std::uint32_t kMaxEngineNodes = 256;
+
+// INVALID_ARGUMENT if a setting, or the number of nodes, is out of its bounds. The coordinator of
+// another node may have chosen both.
+absl::Status ValidateEngine(const EngineSettings& settings, std::uint32_t nodes);
 
 }  // namespace gradsync::daemon
 

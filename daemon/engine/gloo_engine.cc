@@ -14,6 +14,7 @@
 #include "daemon/engine/engine_errors.h"
 #include "daemon/engine/gloo_errors.h"
 #include "daemon/engine/gloo_store.h"
+#include "daemon/engine/lane_memory.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/engine/peer_mesh.h"
 #include "daemon/engine/wire_format.h"
@@ -45,31 +46,11 @@ class SignalsBlocked {
 };
 
 absl::Status Validate(const GlooOptions& options) {
-  if (options.nodes < 2 || options.nodes > GlooEngine::kMaxNodes) {
-    return absl::InvalidArgumentError(absl::StrCat("nodes must be 2 to ", GlooEngine::kMaxNodes));
-  }
+  absl::Status status = ValidateEngine(options, options.nodes);
+  if (!status.ok()) return status;
   if (options.node >= options.nodes) return absl::InvalidArgumentError("node must be below nodes");
   if (!options.node_names.empty() && options.node_names.size() != options.nodes) {
     return absl::InvalidArgumentError("node_names must name every node");
-  }
-  if (options.lanes < 1 || options.lanes > EngineSettings::kMaxLanes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("lanes must be 1 to ", EngineSettings::kMaxLanes));
-  }
-  if (options.chunk_bytes < EngineSettings::kMinChunkBytes ||
-      options.chunk_bytes > EngineSettings::kMaxChunkBytes ||
-      options.chunk_bytes % EngineSettings::kMinChunkBytes != 0) {
-    return absl::InvalidArgumentError("chunk_bytes must be a multiple of 32 KiB, up to 64 MiB");
-  }
-  if (options.chunk_bytes > EngineSettings::kMaxLaneBytes / static_cast<unsigned>(options.lanes)) {
-    return absl::InvalidArgumentError("lanes times chunk_bytes must be at most 64 MiB");
-  }
-  if (options.wire < WireType::kSame || options.wire > WireType::kFloat16) {
-    return absl::InvalidArgumentError("wire is no WireType");
-  }
-  if (options.silence_limit < EngineSettings::kMinSilence ||
-      options.silence_limit > EngineSettings::kMaxSilence) {
-    return absl::InvalidArgumentError("silence_limit must be 100 ms to 24 h");
   }
   if (options.connect_timeout <= absl::ZeroDuration() ||
       options.connect_timeout > absl::Hours(24)) {
@@ -157,8 +138,13 @@ absl::Status GlooEngine::ConnectLanes(std::uint64_t deadline_ns) {
       context->setTimeout(std::chrono::milliseconds(std::min(left_ms, kConnectionLimitMs) / 5 + 1));
       context->connectFullMesh(store, device);
       contexts_.push_back(context);
-      lanes_.push_back(std::make_unique<GlooLane>(context, options_.chunk_bytes, owner,
-                                                  &progress_[static_cast<std::size_t>(lane)]));
+      const auto index = static_cast<std::size_t>(lane);
+      std::byte* const memory =
+          options_.memory != nullptr
+              ? options_.memory + index * LaneBytes(options_.chunk_bytes, options_.nodes)
+              : nullptr;
+      lanes_.push_back(std::make_unique<GlooLane>(context, options_.chunk_bytes, memory, owner,
+                                                  &progress_[index]));
     });
     if (!store.status().ok()) return store.status();
     if (!status.ok()) return status;
@@ -225,7 +211,7 @@ void GlooEngine::Broken(const absl::Status& why) {
 
 void GlooEngine::Finished(const LaneWork& work) {
   Exchange* const exchange = work.exchange;
-  const std::unique_ptr<Exchange> owned(work.root >= 0 ? exchange : nullptr);
+  const std::unique_ptr<Exchange> owned(work.owned ? exchange : nullptr);
   const bool dropped = exchange->dropped.load(std::memory_order_relaxed);
   exchanges_.fetch_add(1, std::memory_order_relaxed);
   pending_.fetch_sub(1, std::memory_order_acq_rel);
@@ -252,10 +238,19 @@ void GlooEngine::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t roo
     std::memcpy(data + first, from, count);
   };
   exchange->done = std::move(done);
+  PushBroadcast(exchange, root_node, /*owned=*/true);
+}
+
+void GlooEngine::SubmitBroadcast(Exchange* exchange, std::uint32_t root_node) {
+  PushBroadcast(exchange, root_node, /*owned=*/false);
+}
+
+void GlooEngine::PushBroadcast(Exchange* exchange, std::uint32_t root_node, bool owned) {
   LaneWork work;
   work.exchange = exchange;
   work.item_bytes = 1;
   work.root = static_cast<int>(root_node);
+  work.owned = owned;
   Push(work);
 }
 

@@ -8,39 +8,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "daemon/base/mutex.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/engine_settings.h"
+#include "daemon/engine/engine_options.h"
 #include "daemon/engine/gloo_lane.h"
 #include "daemon/engine/peer_watch.h"
-#include "daemon/engine/rendezvous_store.h"
 
 namespace gradsync::daemon {
 
-struct GlooOptions : EngineSettings {
-  std::uint32_t node = 0;
-  std::uint32_t nodes = 0;  // 2 to kMaxNodes
-  // By node, for error messages and the field "node" of errors. Default: the nodes' numbers.
-  std::vector<std::string> node_names;
-
-  // The address by which the other nodes reach this one, a name or a number. If empty, the address
-  // of `interface`. Ports are ephemeral.
-  std::string address;
-  std::string interface;
-
-  absl::Duration connect_timeout = absl::Seconds(60);
-  RendezvousStore* store = nullptr;  // used until Connect returns
-  // Called at most once, on an engine's thread, when the engine fails, with or without pending
-  // exchanges; not if Abort() is the cause. The call may come before Connect returns the same
-  // error. May be empty.
-  std::function<void(const absl::Status&)> failed;
+struct GlooOptions : EngineOptions {
+  // The lanes' memory, aligned to kSlotAlignment: LaneBytes() for each lane, one after the other.
+  // Null: the engine allocates it.
+  std::byte* memory = nullptr;
 };
 
 // Thread-safe. Has one thread per lane, one that watches the other nodes, and one of Gloo per lane.
@@ -51,8 +35,6 @@ struct GlooOptions : EngineSettings {
 // byte order.
 class GlooEngine final : public Engine, private GlooLane::Owner {
  public:
-  static constexpr std::uint32_t kMaxNodes = 256;
-
   // Connects to the other nodes; every node calls this. Blocks for up to connect_timeout, and for
   // 10 s more if a node is lost while the lanes connect.
   //
@@ -72,6 +54,9 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   void Submit(Exchange* exchange) override;
   void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
                  std::function<void(const absl::Status&)> done) override;
+  // As Broadcast(), through an exchange of bytes, which the caller owns as with Submit(). The root
+  // gathers, the others scatter.
+  void SubmitBroadcast(Exchange* exchange, std::uint32_t root_node);
   void Abort(const absl::Status& why) override;
   EngineStatistics Statistics() const override;
 
@@ -85,6 +70,7 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   // True if this was the first failure.
   bool Fail(const absl::Status& why);
   absl::Status failure();
+  void PushBroadcast(Exchange* exchange, std::uint32_t root_node, bool owned);
   void Push(LaneWork work);
 
   bool failed() const override { return failed_.load(std::memory_order_acquire); }

@@ -12,7 +12,6 @@
 namespace gradsync::daemon {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 // Only Abort() ends a wait early; PeerWatch decides when that is due. A year does not overflow
 // Gloo's clock.
 constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
@@ -23,8 +22,8 @@ std::size_t RoundUp(std::size_t value, std::size_t unit) {
 
 }  // namespace
 
-GlooLane::GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes, Owner* owner,
-                   LaneProgress* progress)
+GlooLane::GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes,
+                   std::byte* memory, Owner* owner, LaneProgress* progress)
     : context_(std::move(context)),
       node_(context_->rank),
       nodes_(context_->size),
@@ -32,14 +31,16 @@ GlooLane::GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_byt
       owner_(owner),
       progress_(progress),
       addends_(static_cast<std::size_t>(nodes_)) {
-  // The inbox holds one shard per node. Rounded up, the shards exceed the chunk by less than this.
-  const std::size_t inbox = chunk_bytes_ + 8 * kShardItems * static_cast<std::size_t>(nodes_);
-  const std::size_t bytes = chunk_bytes_ + chunk_bytes_ / 2 + inbox;
+  const std::size_t bytes = SlotBytes(chunk_bytes_, static_cast<std::uint32_t>(nodes_));
+  if (memory == nullptr) {
+    memory_.reset(new std::byte[kLaneSlots * bytes + kSlotAlignment]);
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
+    memory = memory_.get() + (RoundUp(address, kSlotAlignment) - address);
+  }
   std::uint64_t tag = 0;
   for (Slot& slot : slots_) {
-    slot.owned.reset(new std::byte[bytes + kAlignment]);
-    const auto address = reinterpret_cast<std::uintptr_t>(slot.owned.get());
-    slot.memory = slot.owned.get() + (RoundUp(address, kAlignment) - address);
+    slot.memory = memory;
+    memory += bytes;
     slot.shards = context_->createUnboundBuffer(slot.memory, bytes);
     slot.results = context_->createUnboundBuffer(slot.memory, bytes);
     slot.tag = tag;
@@ -103,7 +104,7 @@ void GlooLane::Run() {
   Slot* last = nullptr;  // this node has sent its sum to the others
   std::uint64_t busy_since_ns = 0;
   for (;;) {
-    Slot* next = &slots_[taken_ % kSlots];
+    Slot* next = &slots_[taken_ % kLaneSlots];
     if (Take(/*wait=*/last == nullptr, next)) {
       if (last == nullptr) busy_since_ns = MonotonicNowNs();
       Begin(next);

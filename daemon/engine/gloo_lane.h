@@ -28,6 +28,7 @@
 #include "absl/status/status.h"
 #include "daemon/base/mutex.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/lane_memory.h"
 #include "daemon/engine/peer_watch.h"
 #include "daemon/engine/ring.h"
 #include "daemon/engine/wire_format.h"
@@ -39,6 +40,7 @@ namespace gradsync::daemon {
 // A lane's part of an exchange: chunks next, next + stride, ...
 struct LaneWork {
   Exchange* exchange = nullptr;
+  bool owned = false;  // the engine deletes the exchange
   int root = -1;  // a broadcast's root, which alone gathers; the others scatter. -1: an all-reduce
   std::size_t item_bytes = 0;              // of the work type; 1 for a broadcast
   DataType wire = DataType::kUnspecified;  // kUnspecified for a broadcast
@@ -64,12 +66,10 @@ class GlooLane {
     virtual void Finished(const LaneWork& work) = 0;
   };
 
-  // Shards and chunks begin at multiples of this.
-  static constexpr std::size_t kShardItems = 64;
-
+  // `memory`: LaneBytes(), aligned to kSlotAlignment; null: the lane allocates it. `memory`,
   // `owner` and `progress` must outlive this. Throws Gloo's exceptions.
-  GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes, Owner* owner,
-           LaneProgress* progress);
+  GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes, std::byte* memory,
+           Owner* owner, LaneProgress* progress);
   // Finishes all pushed work, or drops it once the engine has failed. To bound the wait, fail the
   // engine first.
   ~GlooLane();
@@ -85,8 +85,6 @@ class GlooLane {
   LaneStatistics Statistics() const;
 
  private:
-  static constexpr int kSlots = 2;
-
   struct Shard {
     std::size_t begin = 0;  // item in the chunk
     std::size_t count = 0;
@@ -94,7 +92,6 @@ class GlooLane {
 
   // A chunk that is under way, and its memory, which Gloo knows: work | narrow | inbox.
   struct Slot {
-    std::unique_ptr<std::byte[]> owned;
     std::byte* memory = nullptr;
     std::unique_ptr<gloo::transport::UnboundBuffer> shards;   // first step
     std::unique_ptr<gloo::transport::UnboundBuffer> results;  // second step
@@ -143,6 +140,7 @@ class GlooLane {
   const std::size_t chunk_bytes_;
   Owner* const owner_;
   LaneProgress* const progress_;
+  std::unique_ptr<std::byte[]> memory_;  // null: the owner's
 
   std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<std::uint64_t> bytes_received_{0};
@@ -155,7 +153,7 @@ class GlooLane {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
   // For the thread alone, except the buffers' abort functions.
-  std::array<Slot, kSlots> slots_;
+  std::array<Slot, kLaneSlots> slots_;
   std::uint64_t taken_ = 0;
   std::vector<const std::byte*> addends_;
 

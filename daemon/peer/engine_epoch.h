@@ -34,7 +34,7 @@ struct EngineSpec {
   std::string address;  // of this node, for the others
   EngineSettings settings;
   RendezvousStore* store = nullptr;
-  // As in GlooOptions.
+  // As in EngineOptions.
   std::function<void(const absl::Status&)> failed;
 };
 using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;

@@ -87,8 +87,8 @@ class PeerService final : public JobFinder, public NodeStatusSource {
 // `given`, or the host's name if that is empty.
 std::string NodeName(const std::string& given);
 
-// The EngineMaker of the daemon: makes a GlooEngine.
-absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec);
+// The EngineMaker of the daemon: makes an EngineProcess.
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec);
 
 }  // namespace gradsync::daemon
 

@@ -168,6 +168,10 @@ void CudaWorker::Handle(Posted posted) {
     case worker::Call::kStop:
       Stop(call.id());
       return;
+    case worker::Call::kEngineStart:
+    case worker::Call::kEngineValue:
+    case worker::Call::kEngineExchange:
+    case worker::Call::kEngineAbort:
     case worker::Call::KIND_NOT_SET:
       status = absl::UnimplementedError("this worker does not know the call");
       break;

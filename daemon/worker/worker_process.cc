@@ -31,11 +31,6 @@ constexpr int kMillisecondsToEnd = 1000;
 // worker looks as if it hung.
 constexpr char kHardwareQueues[] = "CUDA_DEVICE_MAX_CONNECTIONS=8";
 
-absl::Status Lost(absl::string_view how) {
-  return MakeError(absl::StatusCode::kUnavailable, reason::kWorkerLost,
-                   absl::StrCat("the GPU's worker process ", how));
-}
-
 std::uint64_t Ns(absl::Duration duration) {
   return static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(duration));
 }
@@ -54,7 +49,7 @@ absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
   }
   environment.push_back(nullptr);
   char name[] = "gradsyncd";
-  std::string argument = kWorkerArgument;
+  std::string argument = options.argument;
   char* const arguments[] = {name, argument.data(), nullptr};
 
   posix_spawn_file_actions_t actions;
@@ -114,10 +109,12 @@ WorkerProcess::WorkerProcess(WorkerProcessOptions options,
       wake_(std::move(wake)),
       thread_([this] { Watch(); }) {}
 
-WorkerProcess::~WorkerProcess() {
+WorkerProcess::~WorkerProcess() { Stop(); }
+
+void WorkerProcess::Stop() {
   {
     const MutexLock lock(&mutex_);
-    if (!has_ended_) {
+    if (!has_ended_ && !stopping_) {
       stopping_ = true;
       Outgoing stop;
       stop.call.set_id(++last_id_);
@@ -127,6 +124,12 @@ WorkerProcess::~WorkerProcess() {
   }
   Wake();
   if (thread_.joinable()) thread_.join();
+}
+
+absl::Status WorkerProcess::Lost(absl::string_view how) const {
+  if (options_.lost != nullptr) return options_.lost(how);
+  return MakeError(absl::StatusCode::kUnavailable, reason::kWorkerLost,
+                   absl::StrCat("the GPU's worker process ", how));
 }
 
 absl::Status WorkerProcess::EndReason() const {
@@ -300,6 +303,14 @@ bool WorkerProcess::TakeReply() {
   Reply reply;
   if (!reply.message.ParseFromString(received->bytes)) return false;
   reply.descriptors = std::move(received->descriptors);
+  if (reply.message.has_engine_event()) {
+    {
+      const MutexLock lock(&mutex_);
+      heard_ns_ = MonotonicNowNs();
+    }
+    if (options_.event != nullptr) options_.event(reply.message.engine_event());
+    return true;
+  }
   const absl::Status error =
       reply.message.has_error() ? DecodeError(reply.message.error()) : absl::OkStatus();
   Answered answered;

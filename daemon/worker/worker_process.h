@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
@@ -32,6 +33,7 @@ inline constexpr int kWorkerSocket = 3;
 
 struct WorkerProcessOptions {
   std::string program = "/proc/self/exe";
+  std::string argument = kWorkerArgument;
   std::vector<std::string> environment;  // "NAME=VALUE"; overrides this process's own
   // For the reply to the first call, Start. Making a context takes seconds on a busy node.
   absl::Duration start_limit = absl::Seconds(60);
@@ -42,14 +44,19 @@ struct WorkerProcessOptions {
   absl::Duration hang_limit = absl::Seconds(20);
   // How long a worker may take to finish its launches after Stop, before it is killed.
   absl::Duration stop_limit = absl::Seconds(5);
+  // Makes the error of a process that is lost. `how` follows a subject: "was killed by signal 9".
+  std::function<absl::Status(absl::string_view how)> lost;  // default: WORKER_LOST
+  // Called on the object's thread with what the process tells without a call. May be empty.
+  std::function<void(const worker::EngineEvent&)> event;
 };
 
 // Thread-safe. Owns the process, and one thread that reads its replies and watches it.
 class WorkerProcess final : public WorkerPort {
  public:
   // Fails if no process can be made. `ended` is called once, on this object's thread, when the
-  // process has ended without Stop: with Kill's status or UNAVAILABLE WORKER_LOST, after all calls
-  // have been answered. Neither `ended` nor an Answered may block for long or destroy this object.
+  // process has ended without Stop: with Kill's status or the one of options.lost, after all
+  // calls have been answered. Neither `ended` nor an Answered may block for long or destroy this
+  // object.
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(
       WorkerProcessOptions options, std::function<void(const absl::Status&)> ended);
 
@@ -59,7 +66,8 @@ class WorkerProcess final : public WorkerPort {
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
-  // As WorkerPort::Call. `answered` gets WORKER_LOST if the worker ends or has ended.
+  // As WorkerPort::Call. `answered` gets the status of options.lost if the worker ends
+  // or has ended.
   void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) override;
 
   // Ends the process at once; `ended` follows, with `why`.
@@ -67,6 +75,8 @@ class WorkerProcess final : public WorkerPort {
   // Kills the process, then waits until `ended` has returned. Call it once, and not from a
   // callback.
   void End(const absl::Status& why);
+  // Does what the destructor does, but leaves an object that answers calls. Not from a callback.
+  void Stop();
 
   pid_t pid() const { return pid_; }
   absl::Status EndReason() const override;
@@ -89,6 +99,7 @@ class WorkerProcess final : public WorkerPort {
   // Waits for the end of the process and returns how it ended, in words.
   std::string Reap();
 
+  absl::Status Lost(absl::string_view how) const;
   void Wake() const;
   absl::Status SendLocked(Outgoing outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED if the socket has no room.

@@ -273,6 +273,8 @@ inline constexpr Reason kEngineBroken("ENGINE_BROKEN");
 inline constexpr Reason kEngineClosed("ENGINE_CLOSED");
 // UNAVAILABLE. The engine failed without a reason of its own. The job.
 inline constexpr Reason kEngineFailed("ENGINE_FAILED");
+// UNAVAILABLE. The engine's process on a node was lost. The job.
+inline constexpr Reason kEngineLost("ENGINE_LOST");
 // UNAVAILABLE. The engine lost a node. The job.
 inline constexpr Reason kEnginePeerLost("ENGINE_PEER_LOST");
 // DEADLINE_EXCEEDED, UNAVAILABLE. A node did not take part in an exchange within engine_timeout.

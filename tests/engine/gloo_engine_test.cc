@@ -40,7 +40,7 @@ TEST(GlooEngineConnect, RefusesOptionsOutOfBounds) {
   };
   const absl::StatusCode invalid = absl::StatusCode::kInvalidArgument;
   EXPECT_EQ(code([](GlooOptions* o) { o->nodes = 1; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->nodes = GlooEngine::kMaxNodes + 1; }), invalid);
+  EXPECT_EQ(code([](GlooOptions* o) { o->nodes = kMaxEngineNodes + 1; }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->node = 2; }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->node_names.pop_back(); }), invalid);
   EXPECT_EQ(code([](GlooOptions* o) { o->lanes = 0; }), invalid);

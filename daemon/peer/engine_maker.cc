@@ -1,10 +1,10 @@
-#include "daemon/engine/gloo_engine.h"
 #include "daemon/peer/peer_service.h"
+#include "daemon/worker/engine_process.h"
 
 namespace gradsync::daemon {
 
-absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec) {
-  GlooOptions options;
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec) {
+  EngineOptions options;
   static_cast<EngineSettings&>(options) = spec.settings;
   options.node = spec.node;
   options.nodes = static_cast<std::uint32_t>(spec.node_names.size());
@@ -12,7 +12,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeGlooEngine(const EngineSpec& spec) {
   options.address = spec.address;
   options.store = spec.store;
   options.failed = spec.failed;
-  auto engine = GlooEngine::Connect(options);
+  auto engine = EngineProcess::Connect(options);
   if (!engine.ok()) return engine.status();
   return *std::move(engine);
 }

@@ -1,0 +1,367 @@
+#include "daemon/worker/engine_process.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/arena/sealed_memory.h"
+#include "daemon/base/error.h"
+#include "daemon/engine/lane_memory.h"
+#include "daemon/worker/engine_main.h"
+#include "daemon/worker/worker_error.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long one look at the store may take, and one wait for the process. Between them it looks
+// whether the nodes still want to connect.
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+// A process that owes an answer is lost after this silence, if silence_limit is shorter.
+constexpr absl::Duration kMinHangLimit = absl::Seconds(5);
+
+absl::Status EngineLost(const std::string& node, absl::string_view how) {
+  return MakeError(absl::StatusCode::kUnavailable, reason::kEngineLost,
+                   absl::StrCat("the engine process of node ", node, " ", how),
+                   {{field::kNode, node}});
+}
+
+worker::EngineStart StartMessage(const EngineOptions& options) {
+  worker::EngineStart start;
+  start.set_node(options.node);
+  *start.mutable_node_names() = {options.node_names.begin(), options.node_names.end()};
+  start.set_address(options.address);
+  start.set_lanes(static_cast<std::uint32_t>(options.lanes));
+  start.set_chunk_bytes(options.chunk_bytes);
+  start.set_wire_type(static_cast<std::uint32_t>(options.wire));
+  start.set_silence_limit_ns(
+      static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.silence_limit)));
+  start.set_connect_timeout_ns(
+      static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.connect_timeout)));
+  return start;
+}
+
+}  // namespace
+
+EngineProcess::EngineProcess(const EngineOptions& options, EngineMemory memory)
+    : options_(options),
+      memory_(std::move(memory)),
+      chunk_bytes_(options.chunk_bytes),
+      errors_(std::make_unique<SerialExecutor>()) {}
+
+absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(
+    const EngineOptions& options, WorkerProcessOptions process) {
+  absl::Status status = ValidateEngine(options, options.nodes);
+  if (!status.ok()) return status;
+  if (options.node >= options.nodes || options.node_names.size() != options.nodes ||
+      options.store == nullptr) {
+    return absl::InvalidArgumentError("an engine needs its node, every node's name and a store");
+  }
+  const std::size_t lane_bytes = LaneBytes(options.chunk_bytes, options.nodes);
+  const auto file =
+      SealedMemory::Create("gradsync engine", EngineMemory::Bytes(options.lanes, lane_bytes));
+  if (!file.ok()) return file.status();
+  auto memory = EngineMemory::Map(file->fd(), options.lanes, lane_bytes);
+  if (!memory.ok()) return memory.status();
+  std::unique_ptr<EngineProcess> engine(new EngineProcess(options, *std::move(memory)));
+  status = engine->Start(std::move(process), file->fd());
+  if (status.ok()) status = engine->ServeStore();
+  if (!status.ok()) {
+    {
+      const MutexLock lock(&engine->mutex_);
+      engine->said_ = true;  // the caller learns of it from this call
+    }
+    if (engine->process_ != nullptr) engine->process_->End(status);
+    return status;
+  }
+  for (std::size_t lane = 0; lane < engine->lanes_.size(); ++lane) {
+    engine->threads_.emplace_back([raw = engine.get(), lane] { raw->ServeLane(lane); });
+  }
+  return engine;
+}
+
+absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
+  std::vector<UniqueFd> descriptors;
+  descriptors.emplace_back(fcntl(memory_fd, F_DUPFD_CLOEXEC, 0));
+  if (!descriptors.back().valid()) return absl::ErrnoToStatus(errno, "dup");
+  for (int lane = 0; lane < options_.lanes; ++lane) {
+    auto pair = LaneSocket::Pair();
+    if (!pair.ok()) return pair.status();
+    lanes_.push_back(std::move(pair->first));
+    descriptors.push_back(pair->second.Release());
+  }
+  process.argument = kEngineArgument;
+  process.start_limit = options_.connect_timeout + kStartLimit;
+  process.hang_limit = std::max(options_.silence_limit, kMinHangLimit);
+  process.lost = [node = options_.node_names[options_.node]](absl::string_view how) {
+    return EngineLost(node, how);
+  };
+  process.event = [this](const worker::EngineEvent& event) { OnEvent(event); };
+  auto started =
+      WorkerProcess::Start(std::move(process), [this](const absl::Status& why) { Failed(why); });
+  if (!started.ok()) return started.status();
+  process_ = *std::move(started);
+  worker::Call call;
+  *call.mutable_engine_start() = StartMessage(options_);
+  process_->Call(std::move(call), std::move(descriptors), [this](const auto& reply) {
+    const MutexLock lock(&mutex_);
+    if (!connecting_) return;
+    connecting_ = false;
+    connected_ = reply.status();
+    changed_.NotifyAll();
+  });
+  return absl::OkStatus();
+}
+
+EngineProcess::~EngineProcess() {
+  // It ends in order, and every call is answered. The last ones may still call it.
+  if (process_ != nullptr) process_->Stop();
+  for (const LaneSocket& lane : lanes_) lane.Shutdown();
+  for (std::thread& thread : threads_) thread.join();
+  errors_.reset();
+}
+
+// ---- While nodes connect
+
+void EngineProcess::OnEvent(const worker::EngineEvent& event) {
+  if (event.has_failed()) return Failed(DecodeError(event.failed()));
+  const MutexLock lock(&mutex_);
+  if (!connecting_) return;
+  events_.push_back(event);
+  if (events_.size() > kMaxEvents) {
+    connecting_ = false;
+    connected_ = Broken("asked for too much at once");
+  }
+  changed_.NotifyAll();
+}
+
+absl::Status EngineProcess::ServeStore() {
+  const Clock::time_point deadline =
+      Clock::now() + absl::ToChronoNanoseconds(options_.connect_timeout + 2 * kStartLimit);
+  std::deque<std::string> wanted;
+  for (;;) {
+    std::deque<worker::EngineEvent> events;
+    {
+      const MutexLock lock(&mutex_);
+      if (connecting_ && events_.empty() && wanted.empty()) {
+        changed_.WaitUntil(&mutex_, Clock::now() + absl::ToChronoNanoseconds(kLook));
+      }
+      if (!connecting_) return connected_;
+      events.swap(events_);
+    }
+    for (const worker::EngineEvent& event : events) {
+      if (event.has_set()) {
+        absl::Status status = options_.store->Set(event.set().key(), event.set().value());
+        if (!status.ok()) return status;
+      } else {
+        wanted.push_back(event.get());
+      }
+    }
+    if (wanted.size() > kMaxEvents) return Broken("asked for too much at once");
+    if (absl::Status cancelled = options_.store->Cancelled(); !cancelled.ok()) return cancelled;
+    if (Clock::now() > deadline) return Broken("neither connected nor failed in time");
+    if (wanted.empty()) continue;
+    auto value = options_.store->Get(wanted.front(), kLook);
+    if (value.ok()) {
+      worker::Call call;
+      call.mutable_engine_value()->set_key(wanted.front());
+      call.mutable_engine_value()->set_value(*std::move(value));
+      process_->Call(std::move(call), {}, [](const auto&) {});
+    } else if (absl::IsDeadlineExceeded(value.status())) {
+      wanted.push_back(wanted.front());
+    } else {
+      return value.status();
+    }
+    wanted.pop_front();
+  }
+}
+
+// ---- Exchanges
+
+void EngineProcess::Submit(Exchange* exchange) {
+  Pending pending;
+  pending.exchange = exchange;
+  pending.item_bytes = ItemSize(WorkType(exchange->dtype, exchange->op));
+  const std::size_t chunk_items = chunk_bytes_ / std::max<std::size_t>(pending.item_bytes, 1);
+  pending.gathers_left = (exchange->count + chunk_items - 1) / chunk_items;
+  pending.scatters_left = pending.gathers_left;
+  worker::Call call;
+  worker::EngineExchange* const message = call.mutable_engine_exchange();
+  message->set_data_type(static_cast<std::uint32_t>(exchange->dtype));
+  message->set_count(exchange->count);
+  message->set_op(static_cast<std::uint32_t>(exchange->op));
+  message->set_exact(exchange->exact);
+  SubmitCall(std::move(call), std::move(pending));
+}
+
+void EngineProcess::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+                              std::function<void(const absl::Status&)> done) {
+  Pending pending;
+  pending.owned = std::make_unique<Exchange>();
+  Exchange* const exchange = pending.owned.get();
+  exchange->count = bytes;
+  exchange->gather = [data](std::size_t first, std::size_t count, std::byte* to) {
+    std::memcpy(to, data + first, count);
+  };
+  exchange->scatter = [data](std::size_t first, std::size_t count, const std::byte* from) {
+    std::memcpy(data + first, from, count);
+  };
+  exchange->done = std::move(done);
+  pending.exchange = exchange;
+  pending.item_bytes = 1;
+  const std::size_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
+  (root_node == options_.node ? pending.gathers_left : pending.scatters_left) = chunks;
+  worker::Call call;
+  call.mutable_engine_exchange()->set_count(bytes);
+  call.mutable_engine_exchange()->set_root_node(root_node);
+  SubmitCall(std::move(call), std::move(pending));
+}
+
+void EngineProcess::SubmitCall(worker::Call call, Pending pending) {
+  std::uint64_t id = 0;
+  {
+    const MutexLock lock(&mutex_);
+    id = ++last_id_;
+    pending_[id] = std::move(pending);
+  }
+  call.mutable_engine_exchange()->set_exchange(id);
+  process_->Call(std::move(call), {}, [this, id](const auto& reply) {
+    if (reply.ok()) return Answered(id, absl::OkStatus());
+    // This may be within Submit(), which must not call done().
+    errors_->Run([this, id, status = reply.status()] { Answered(id, status); });
+  });
+}
+
+void EngineProcess::Answered(std::uint64_t id, const absl::Status& status) {
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = pending_.find(id);
+    if (found == pending_.end()) return;
+    Pending& pending = found->second;
+    pending.answered = true;
+    pending.status = status;
+    if (status.ok() && !IsWhole(pending)) {
+      pending.status = Broken("finished an exchange before its last chunk");
+      process_->Kill(pending.status);
+    }
+    if (!pending.status.ok()) pending.status = FailureLocked(pending.status);
+  }
+  FinishIfIdle(id);
+}
+
+bool EngineProcess::IsWhole(const Pending& pending) {
+  return pending.gathers_left == 0 && pending.scatters_left == 0 && pending.running == 0;
+}
+
+void EngineProcess::FinishIfIdle(std::uint64_t id) {
+  Pending finished;
+  {
+    const MutexLock lock(&mutex_);
+    const auto found = pending_.find(id);
+    if (found == pending_.end() || !found->second.answered || found->second.running > 0) return;
+    finished = std::move(found->second);
+    pending_.erase(found);
+  }
+  finished.exchange->done(finished.status);
+}
+
+// ---- Chunks
+
+void EngineProcess::ServeLane(std::size_t lane) {
+  for (;;) {
+    ChunkRequest request;
+    const LaneSocket::Taken taken = lanes_[lane].Take(&request);
+    if (taken == LaneSocket::Taken::kEnd) return;
+    if (taken == LaneSocket::Taken::kMalformed || !ServeChunk(lane, request)) {
+      process_->Kill(Broken("sent a malformed request for a chunk"));
+      return;
+    }
+    lanes_[lane].Answer();
+  }
+}
+
+bool EngineProcess::ServeChunk(std::size_t lane, const ChunkRequest& request) {
+  Exchange* exchange = nullptr;
+  {
+    const MutexLock lock(&mutex_);
+    Pending* const pending = BeginChunkLocked(request);
+    if (pending == nullptr) return false;
+    exchange = pending->exchange;
+  }
+  std::byte* const sum = memory_.lane(lane) + request.offset;
+  if (request.step == ChunkRequest::kGather) {
+    exchange->gather(request.first, request.count, sum);
+  } else {
+    exchange->scatter(request.first, request.count, sum);
+  }
+  {
+    const MutexLock lock(&mutex_);
+    --pending_.find(request.exchange)->second.running;
+  }
+  FinishIfIdle(request.exchange);
+  return true;
+}
+
+EngineProcess::Pending* EngineProcess::BeginChunkLocked(const ChunkRequest& request) {
+  const auto found = pending_.find(request.exchange);
+  if (found == pending_.end() || found->second.answered) return nullptr;
+  Pending& pending = found->second;
+  const std::size_t total = pending.exchange->count;
+  const std::size_t items = chunk_bytes_ / std::max<std::size_t>(pending.item_bytes, 1);
+  if (request.count == 0 || request.count > items || request.first % kShardItems != 0 ||
+      request.first > total || request.count > total - request.first ||
+      request.offset % kSlotAlignment != 0 || request.offset > memory_.lane_bytes() ||
+      request.count * pending.item_bytes > memory_.lane_bytes() - request.offset ||
+      (request.step != ChunkRequest::kGather && request.step != ChunkRequest::kScatter)) {
+    return nullptr;
+  }
+  std::size_t& left =
+      request.step == ChunkRequest::kGather ? pending.gathers_left : pending.scatters_left;
+  if (left == 0) return nullptr;
+  --left;
+  ++pending.running;
+  return &pending;
+}
+
+// ---- Failures
+
+absl::Status EngineProcess::Broken(absl::string_view how) const {
+  return EngineLost(options_.node_names[options_.node], absl::StrCat(how, " and was killed"));
+}
+
+absl::Status EngineProcess::FailureLocked(const absl::Status& why) {
+  if (failure_.ok()) failure_ = why;
+  return failure_;
+}
+
+void EngineProcess::Failed(const absl::Status& why) {
+  absl::Status failure;
+  {
+    const MutexLock lock(&mutex_);
+    failure = FailureLocked(why);
+    if (std::exchange(said_, true)) return;
+  }
+  if (options_.failed != nullptr) options_.failed(failure);
+}
+
+void EngineProcess::Abort(const absl::Status& why) {
+  worker::Call call;
+  {
+    const MutexLock lock(&mutex_);
+    if (!failure_.ok()) return;
+    failure_ = why.ok() ? absl::CancelledError("aborted") : why;
+    said_ = true;
+    *call.mutable_engine_abort()->mutable_why() = EncodeError(failure_);
+  }
+  process_->Call(std::move(call), {}, [](const auto&) {});
+}
+
+EngineStatistics EngineProcess::Statistics() const { return memory_.Read(); }
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,126 @@
+// The engine between the nodes of a job, in a process of its own: whatever reaches it over the
+// network can end that process, and the job, but not the daemon.
+
+#ifndef DAEMON_WORKER_ENGINE_PROCESS_H_
+#define DAEMON_WORKER_ENGINE_PROCESS_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/engine/engine.h"
+#include "daemon/engine/engine_options.h"
+#include "daemon/worker/engine_memory.h"
+#include "daemon/worker/lane_socket.h"
+#include "daemon/worker/worker_process.h"
+
+namespace gradsync::daemon {
+
+// The daemon's side of an engine process (EngineServer has the other). The process never sees the
+// trainers' memory. For each chunk a lane asks the daemon to gather it into the lane's shared
+// memory, and to scatter it from there, so no copy is added. Everything that the process says is
+// checked: if it breaks the protocol it is killed.
+//
+// Thread-safe. Has a thread for each lane, one for errors, and WorkerProcess's. Errors, besides
+// those of engine.h:
+//   UNAVAILABLE  ENGINE_LOST: the process has ended. Field "node": this node.
+class EngineProcess final : public Engine {
+ public:
+  // Starts a process and has it connect to the other nodes. Blocks for up to connect_timeout, and
+  // for kStartLimit more. `process`: the program and its environment. Errors: those of
+  // GlooEngine::Connect; ENGINE_LOST; the store's; and those of starting a process.
+  static absl::StatusOr<std::unique_ptr<EngineProcess>> Connect(const EngineOptions& options,
+                                                                WorkerProcessOptions process = {});
+  ~EngineProcess() override;
+  EngineProcess(const EngineProcess&) = delete;
+  EngineProcess& operator=(const EngineProcess&) = delete;
+
+  void Submit(Exchange* exchange) override;
+  void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+                 std::function<void(const absl::Status&)> done) override;
+  void Abort(const absl::Status& why) override;
+  EngineStatistics Statistics() const override;
+
+  pid_t pid() const { return process_->pid(); }
+
+ private:
+  static constexpr absl::Duration kStartLimit = absl::Seconds(20);
+  // What the process may have told without being heard, while nodes connect.
+  static constexpr std::size_t kMaxEvents = 1024;
+
+  // An exchange that has not finished.
+  struct Pending {
+    Exchange* exchange = nullptr;
+    std::unique_ptr<Exchange> owned;  // a broadcast's
+    std::size_t item_bytes = 0;       // of the work type
+    // Chunks that the process has still to ask for, once each.
+    std::size_t gathers_left = 0;
+    std::size_t scatters_left = 0;
+    int running = 0;  // callbacks
+    bool answered = false;
+    absl::Status status;
+  };
+
+  EngineProcess(const EngineOptions& options, EngineMemory memory);
+
+  // Starts the process and its connecting.
+  absl::Status Start(WorkerProcessOptions process, int memory_fd);
+  // Answers what the process asks of the store, until it has connected.
+  absl::Status ServeStore();
+  void OnEvent(const worker::EngineEvent& event);
+
+  void ServeLane(std::size_t lane);
+  // False: the request breaks the protocol.
+  bool ServeChunk(std::size_t lane, const ChunkRequest& request);
+  // Null: malformed. Counts the chunk and the callback.
+  Pending* BeginChunkLocked(const ChunkRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  void SubmitCall(worker::Call call, Pending pending);
+  void Answered(std::uint64_t id, const absl::Status& status);
+  // Calls done() if the exchange is answered and no callback runs.
+  void FinishIfIdle(std::uint64_t id);
+  static bool IsWhole(const Pending& pending);
+  // The engine's first error, which is `why` if there was none.
+  absl::Status FailureLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The engine has failed by itself.
+  void Failed(const absl::Status& why);
+  absl::Status Broken(absl::string_view how) const;
+
+  const EngineOptions options_;
+  const EngineMemory memory_;
+  const std::size_t chunk_bytes_;
+  std::unique_ptr<SerialExecutor> errors_;  // calls done() where Submit() must not
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::deque<worker::EngineEvent> events_ ABSL_GUARDED_BY(mutex_);  // until it has connected
+  bool connecting_ ABSL_GUARDED_BY(mutex_) = true;
+  absl::Status connected_ ABSL_GUARDED_BY(mutex_);  // once it is not connecting_
+  std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool said_ ABSL_GUARDED_BY(mutex_) = false;  // `failed` was called, or Abort()
+
+  std::vector<LaneSocket> lanes_;  // constant after Start()
+  std::unique_ptr<WorkerProcess> process_;
+  std::vector<std::thread> threads_;  // by lane
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_WORKER_ENGINE_PROCESS_H_

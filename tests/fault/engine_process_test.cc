@@ -1,0 +1,214 @@
+// The process of a job's engine is attacked and killed. The daemon and the other jobs go on.
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/fault/trainer.h"
+#include "tests/fault/two_nodes.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/wake_up_delay.h"
+
+namespace gradsync::fault {
+namespace {
+
+// Every rank learns of a lost engine process within this time.
+constexpr std::uint64_t kEngineLossBoundNs = 1'000'000'000;
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// The engine processes that this daemon has started.
+std::vector<pid_t> EngineProcesses(const TestDaemon& daemon) {
+  std::vector<pid_t> found;
+  DIR* const folder = opendir("/proc");
+  while (const dirent* entry = readdir(folder)) {
+    const pid_t pid = std::atoi(entry->d_name);
+    const std::string path = std::string("/proc/") + entry->d_name;
+    if (pid <= 0 || Contents(path + "/cmdline") != std::string("gradsyncd\0--engine\0", 19))
+      continue;
+    const std::string status = Contents(path + "/status");
+    const std::string parent = "\nPPid:\t" + std::to_string(daemon.pid()) + "\n";
+    if (status.find(parent) != std::string::npos) found.push_back(pid);
+  }
+  closedir(folder);
+  return found;
+}
+
+// The addresses with a listener, as any local process sees them.
+std::vector<sockaddr_in> Listeners() {
+  std::vector<sockaddr_in> found;
+  std::ifstream table("/proc/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    unsigned int address = 0;
+    unsigned int port = 0;
+    unsigned int state = 0;
+    if (std::sscanf(line.c_str(), "%*d: %X:%X %*[0-9A-F]:%*X %X", &address, &port, &state) == 3 &&
+        state == TCP_LISTEN) {
+      sockaddr_in listener = {};
+      listener.sin_family = AF_INET;
+      listener.sin_addr.s_addr = address;
+      listener.sin_port = htons(static_cast<std::uint16_t>(port));
+      found.push_back(listener);
+    }
+  }
+  return found;
+}
+
+using Port = std::pair<std::uint32_t, std::uint16_t>;
+
+Port PortOf(const sockaddr_in& address) { return {address.sin_addr.s_addr, address.sin_port}; }
+
+// A local user without a job or a certificate: connects to every port that appears, and sends the
+// message with which one Gloo tells another to take data that it has not asked for.
+class Stranger {
+ public:
+  Stranger() {
+    for (const sockaddr_in& listener : Listeners()) known_.insert(PortOf(listener));
+    thread_ = std::thread([this] {
+      while (!stop_) Attack();
+    });
+  }
+  ~Stranger() {
+    stop_ = true;
+    thread_.join();
+  }
+  int reached() const { return reached_; }  // ports
+
+ private:
+  void Attack() {
+    // nbytes, opcode SEND_UNBOUND_BUFFER, slot, offset, length, remote offset.
+    const std::array<std::uint64_t, 6> message = {48 + 64, 1, 77, 0, 64, 0};
+    for (const sockaddr_in& listener : Listeners()) {
+      if (known_.count(PortOf(listener)) > 0) continue;
+      const Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&listener), sizeof(listener)) != 0) {
+        continue;
+      }
+      if (send(fd.get(), message.data(), sizeof(message), MSG_NOSIGNAL) == sizeof(message)) {
+        ++reached_;
+      }
+    }
+  }
+
+  std::set<Port> known_;
+  std::atomic<bool> stop_{false};
+  std::atomic<int> reached_{0};
+  std::thread thread_;
+};
+
+class EngineProcessTest : public testing::Test, public TwoNodes {
+ protected:
+  static constexpr char kLayout[] = "register buckets=3 count=200000";
+
+  // A job of node alpha alone.
+  Trainers Innocent() {
+    Trainers innocent = JoinedTrainers(alpha(), 2, "innocent");
+    ExpectAll(innocent, "register buckets=2 count=1000");
+    ExpectAll(innocent, "step");
+    return innocent;
+  }
+
+  void ExpectLost(const Reply& reply, const std::string& node) {
+    EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
+    // The other node may be the first to report it.
+    EXPECT_TRUE(reply.reason == "ENGINE_LOST" || reply.reason == "ENGINE_PEER_LOST") << reply;
+    EXPECT_EQ(reply.Field("node"), node) << reply;
+    EXPECT_NE(reply.message.find("job 'job'"), std::string::npos) << reply;
+    EXPECT_NE(reply.message.find("Join again from every rank"), std::string::npos) << reply;
+  }
+};
+
+TEST_F(EngineProcessTest, StrangerAtAnEnginesPortEndsNoDaemon) {
+  const Trainers innocent = Innocent();
+  Stranger stranger;
+  // Each job has its own engine, whose port is open for a moment.
+  for (int round = 0; round < 5 || (stranger.reached() == 0 && round < 100); ++round) {
+    Trainers attacked;
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      attacked.push_back(std::make_unique<Trainer>(rank == 0 ? alpha() : beta(), rank, 2,
+                                                   "attacked" + std::to_string(round),
+                                                   "coordinator=" + coordinator()));
+    }
+    JoinAll(attacked);
+    // The attacked job may fail.
+    DoAll(attacked, kLayout);
+    DoAll(attacked, "step times=3");
+    ASSERT_TRUE(alpha().process().running() && beta().process().running());
+    ExpectAll(innocent, "step times=20");
+  }
+  EXPECT_GT(stranger.reached(), 0) << "the stranger has found no port";
+}
+
+TEST_F(EngineProcessTest, KilledProcessFailsItsJobByNameAndNothingElse) {
+  const Trainers innocent = Innocent();
+  for (const bool moving : {false, true}) {
+    for (TestDaemon* const victim : {&beta(), &alpha()}) {
+      const std::string node = victim == &alpha() ? "alpha" : "beta";
+      SCOPED_TRACE(node + (moving ? " in a step" : " between steps"));
+      const Trainers trainers = Join();
+      ExpectAll(trainers, kLayout);
+      ExpectAll(trainers, "step");
+      for (const auto& trainer : trainers) {
+        trainer->Begin(moving ? "step times=1000000" : "wait 2");
+      }
+      // Steps of another job pass in the meantime.
+      ExpectAll(innocent, "step times=20");
+      const std::vector<pid_t> engines = EngineProcesses(*victim);
+      ASSERT_EQ(engines.size(), 1u);
+      const std::uint64_t killed_ns = NowNs();
+      ASSERT_EQ(kill(engines[0], SIGKILL), 0);
+      for (const auto& trainer : trainers) {
+        const Reply reply = trainer->Result();
+        ExpectLost(reply, node);
+        EXPECT_LE(reply.end_ns - killed_ns, FairBoundNs(kEngineLossBoundNs, killed_ns)) << reply;
+      }
+      ExpectAll(innocent, "step times=20");
+    }
+  }
+  const Trainers again = Join();
+  ExpectAll(again, kLayout);
+  ExpectAll(again, "step times=3");
+  ExpectAll(again, "leave");
+}
+
+TEST_F(EngineProcessTest, ProcessesEndWithTheirDaemon) {
+  for (const bool kill : {true, false}) {
+    const Trainers trainers = Join();
+    ExpectAll(trainers, kLayout);
+    ExpectAll(trainers, "step");
+    const std::vector<pid_t> engines = EngineProcesses(beta());
+    ASSERT_EQ(engines.size(), 1u);
+    if (kill) {
+      beta().Kill();
+    } else {
+      EXPECT_EQ(beta().Stop(), 0);
+    }
+    const std::string name = "/proc/" + std::to_string(engines[0]) + "/cmdline";
+    EXPECT_TRUE(alpha().AwaitStatus([&](const auto&) { return Contents(name).empty(); }));
+    beta().Start();
+  }
+}
+
+}  // namespace
+}  // namespace gradsync::fault

@@ -1,0 +1,189 @@
+// What the daemon makes of an engine process that breaks, or breaks the protocol.
+
+#include "daemon/worker/engine_process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "daemon/base/error.h"
+#include "tests/engine/engine_bucket.h"
+#include "tests/engine/event.h"
+#include "tests/engine/memory_store.h"
+#include "tests/worker/process_cluster.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ScriptedEngine {
+ public:
+  explicit ScriptedEngine(const std::string& script) {
+    EngineOptions options = ProcessOptions(2);
+    options.store = &store_;
+    options.failed = [this](const absl::Status& why) {
+      ++failures_;
+      failed_.Set(why);
+    };
+    WorkerProcessOptions process;
+    process.program = "tests/worker/scripted_engine";
+    process.environment = {"SCRIPT=" + script};
+    engine_ = EngineProcess::Connect(options, process);
+  }
+
+  MemoryStore store_;
+  std::atomic<int> failures_{0};
+  Event failed_;
+  absl::StatusOr<std::unique_ptr<EngineProcess>> engine_;
+};
+
+void ExpectLost(const absl::Status& status, const std::string& how) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_EQ(DetailsOf(status).reason, "ENGINE_LOST") << status;
+  EXPECT_EQ(DetailsOf(status).Value(field::kNode), "node-0") << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("the engine process of node node-0"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr(how));
+}
+
+TEST(EngineProcess, ProcessThatBreaksTheProtocolIsKilled) {
+  constexpr char kMalformed[] = "malformed request for a chunk and was killed";
+  const std::vector<std::pair<std::string, std::string>> scripts = {
+      {"dies", "was killed by signal 9"},
+      {"finishes early", "finished an exchange before its last chunk and was killed"},
+      {"asks for an unknown exchange", kMalformed},
+      {"asks for an unknown step", kMalformed},
+      {"asks for nothing", kMalformed},
+      {"asks beyond the bucket", kMalformed},
+      {"asks far beyond the bucket", kMalformed},
+      {"asks for a part of a vector", kMalformed},
+      {"asks beyond the memory", kMalformed},
+      {"asks at the memory's end", kMalformed},
+      {"asks for another place", kMalformed},
+      {"asks twice", kMalformed},
+      {"sends a short request", kMalformed},
+  };
+  for (const auto& [script, how] : scripts) {
+    SCOPED_TRACE(script);
+    ScriptedEngine scripted(script);
+    ASSERT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
+    EngineBucket bucket(DataType::kFloat32, 1000, 0);
+    (*scripted.engine_)->Submit(bucket.exchange());
+    const auto status = bucket.Wait();
+    ASSERT_TRUE(status.has_value());
+    ExpectLost(*status, how);
+    ASSERT_TRUE(scripted.failed_.Wait().has_value());
+    // A later exchange and a broadcast fail alike, and not from within the call.
+    EngineBucket late(DataType::kFloat32, 1000, 0);
+    (*scripted.engine_)->Submit(late.exchange());
+    EXPECT_EQ(late.Wait(), status);
+    Event broadcast;
+    std::byte byte{};
+    (*scripted.engine_)->Broadcast(&byte, 1, 1, [&](const absl::Status& why) {
+      broadcast.Set(why);
+    });
+    EXPECT_EQ(broadcast.Wait(), status);
+    EXPECT_EQ(scripted.failures_, 1);
+  }
+}
+
+TEST(EngineProcess, ProcessThatBreaksWhileNodesConnectIsAnError) {
+  ExpectLost(ScriptedEngine("dies while nodes connect").engine_.status(), "exited with status 6");
+  ExpectLost(ScriptedEngine("asks for too many values").engine_.status(), "asked for too much");
+}
+
+TEST(EngineProcess, ProgramThatCannotBeStartedIsAnError) {
+  MemoryStore store;
+  EngineOptions options = ProcessOptions(2);
+  options.store = &store;
+  WorkerProcessOptions process;
+  process.program = "/nonexistent/gradsyncd";
+  EXPECT_THAT(EngineProcess::Connect(options, process).status().ToString(),
+              HasSubstr("/nonexistent/gradsyncd"));
+}
+
+TEST(EngineProcess, StoppedProcessIsKilledOnceItHasBeenSilentForTooLong) {
+  ScriptedEngine scripted("stops");
+  ASSERT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
+  EngineBucket bucket(DataType::kFloat32, 1000, 0);
+  (*scripted.engine_)->Submit(bucket.exchange());
+  const auto status = bucket.Wait();
+  ASSERT_TRUE(status.has_value());
+  ExpectLost(*status, "no sign of life");
+}
+
+TEST(EngineProcess, SettingsOfAnotherNodeAreChecked) {
+  MemoryStore store;
+  EngineOptions options = ProcessOptions(2);
+  options.store = &store;
+  for (const auto& change : std::vector<void (*)(EngineOptions*)>{
+           [](EngineOptions* o) { o->lanes = 17; }, [](EngineOptions* o) { o->lanes = 0; },
+           [](EngineOptions* o) { o->chunk_bytes = std::size_t{1} << 40; },
+           [](EngineOptions* o) { o->nodes = 1; }, [](EngineOptions* o) { o->node = 2; }}) {
+    EngineOptions changed = options;
+    change(&changed);
+    EXPECT_EQ(EngineProcess::Connect(changed).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(EngineProcess, CancelledStoreEndsConnectingAtOnce) {
+  MemoryStore store;
+  EngineOptions options = ProcessOptions(2);
+  options.store = &store;
+  WorkerProcessOptions process;
+  process.program = "daemon/gradsyncd";
+  absl::Status status;
+  std::thread connecting([&] { status = EngineProcess::Connect(options, process).status(); });
+  ASSERT_TRUE(store.Get("watch/0", absl::Seconds(60)).ok());
+  const auto cancelled = std::chrono::steady_clock::now();
+  store.Cancel(absl::CancelledError("the job has ended"));
+  connecting.join();
+  EXPECT_EQ(status, absl::CancelledError("the job has ended"));
+  EXPECT_LT(std::chrono::steady_clock::now() - cancelled, std::chrono::seconds(5));
+}
+
+TEST(EngineProcess, MissingNodeIsNamed) {
+  MemoryStore store;
+  EngineOptions options = ProcessOptions(2);
+  options.store = &store;
+  options.connect_timeout = absl::Milliseconds(300);
+  WorkerProcessOptions process;
+  process.program = "daemon/gradsyncd";
+  const absl::Status status = EngineProcess::Connect(options, process).status();
+  EXPECT_EQ(DetailsOf(status).reason, "ENGINE_TIMEOUT") << status;
+  EXPECT_EQ(DetailsOf(status).Value(field::kNode), "node-1") << status;
+}
+
+TEST(EngineProcess, KilledProcessFailsTheEnginesOfAllNodes) {
+  std::atomic<int> failures{0};
+  auto engines = ConnectProcesses(ProcessOptions(2), [&](std::uint32_t, EngineOptions* options) {
+    options->failed = [&](const absl::Status&) { ++failures; };
+  });
+  ASSERT_TRUE(engines[0].ok() && engines[1].ok());
+  // Only node 0 submits, so the exchange waits.
+  EngineBucket bucket(DataType::kFloat32, 100'000, 0);
+  (*engines[0])->Submit(bucket.exchange());
+  ASSERT_EQ(kill((*engines[0])->pid(), SIGKILL), 0);
+  const auto lost = bucket.Wait();
+  ASSERT_TRUE(lost.has_value());
+  ExpectLost(*lost, "was killed by signal 9");
+  EngineBucket other(DataType::kFloat32, 100'000, 1);
+  (*engines[1])->Submit(other.exchange());
+  const auto peer = other.Wait();
+  ASSERT_TRUE(peer.has_value());
+  EXPECT_EQ(DetailsOf(*peer).reason, "ENGINE_PEER_LOST") << *peer;
+  EXPECT_EQ(DetailsOf(*peer).Value(field::kNode), "node-0") << *peer;
+  engines.clear();
+  EXPECT_EQ(failures, 2);
+}
+
+}  // namespace
+}  // namespace gradsync::daemon

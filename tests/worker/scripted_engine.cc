@@ -1,0 +1,90 @@
+// An engine process without an engine. It says that it has connected, and does what SCRIPT says at
+// the first exchange.
+
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/worker/lane_socket.h"
+#include "daemon/worker/message_socket.h"
+#include "daemon/worker/worker.pb.h"
+#include "daemon/worker/worker_process.h"
+
+namespace gradsync::daemon {
+namespace {
+
+void Reply(const MessageSocket& socket, const worker::Reply& reply) {
+  if (!socket.Send(reply, {}, MessageSocket::Wait::kYes).ok()) _exit(3);
+}
+
+// A request for the first chunk of the exchange, in order.
+ChunkRequest Request(const worker::EngineExchange& exchange) {
+  return {ChunkRequest::kGather, exchange.exchange(), 0, exchange.count(), 0};
+}
+
+void Act(const std::string& script, const worker::EngineExchange& exchange, const UniqueFd& fd,
+         const LaneSocket& lane) {
+  ChunkRequest request = Request(exchange);
+  if (script == "dies") raise(SIGKILL);
+  if (script == "stops") raise(SIGSTOP);
+  if (script == "asks for an unknown exchange") request.exchange += 1;
+  if (script == "asks for an unknown step") request.step = 3;
+  if (script == "asks for nothing") request.count = 0;
+  if (script == "asks beyond the bucket") request.count += 1;
+  if (script == "asks far beyond the bucket") request.first = ~std::uint64_t{63};
+  if (script == "asks for a part of a vector") request = {request.step, request.exchange, 1, 1, 0};
+  if (script == "asks beyond the memory") request.offset = std::uint64_t{1} << 30;
+  if (script == "asks at the memory's end") request.offset = ~std::uint64_t{63};
+  if (script == "asks for another place") request.offset = 1;
+  if (script == "asks twice") lane.Ask(request);
+  if (script == "sends a short request") {
+    send(fd.get(), "x", 1, MSG_NOSIGNAL);
+    for (;;) pause();
+  }
+  // Refused, it gets no answer.
+  lane.Ask(request);
+}
+
+int Run(const std::string& script) {
+  const MessageSocket socket{UniqueFd(kWorkerSocket)};
+  std::vector<UniqueFd> descriptors;
+  for (;;) {
+    auto received = socket.Receive();
+    if (!received.ok() || received->end) return 4;
+    worker::Call call;
+    if (!call.ParseFromString(received->bytes)) return 5;
+    worker::Reply reply;
+    if (call.has_engine_start()) {
+      descriptors = std::move(received->descriptors);
+      if (script == "dies while nodes connect") return 6;
+      if (script == "asks for too many values") {
+        for (int i = 0; i < 5000; ++i) {
+          reply.mutable_engine_event()->set_get("key" + std::to_string(i));
+          Reply(socket, reply);
+        }
+        reply.Clear();
+      }
+    }
+    if (call.has_engine_exchange() && script != "finishes early") {
+      const UniqueFd fd(dup(descriptors.at(1).get()));
+      Act(script, call.engine_exchange(), fd, LaneSocket(UniqueFd(dup(fd.get()))));
+    }
+    reply.set_call(call.id());
+    Reply(socket, reply);
+    if (call.has_stop()) return 0;
+  }
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
+
+int main() {
+  const char* const script = std::getenv("SCRIPT");
+  return gradsync::daemon::Run(script != nullptr ? script : "");
+}
