@@ -20,16 +20,13 @@ absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(const std::string& 
   absl::StatusOr<SealedMemory> memory = SealedMemory::Create(name, bytes);
   if (!memory.ok()) return memory.status();
   // Now, because nobody can map it writable once the trainer has sealed it.
-  void* const address =
-      mmap(nullptr, memory->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd(), 0);
-  if (address == MAP_FAILED) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("mmap of an arena of ", bytes, " bytes"));
-  }
-  return std::shared_ptr<HostArena>(new HostArena(*std::move(memory), address));
+  const absl::StatusOr<std::byte*> address = memory->Map(SealedMemory::Populate::kNo);
+  if (!address.ok()) return address.status();
+  return std::shared_ptr<HostArena>(new HostArena(*std::move(memory), *address));
 }
 
-HostArena::HostArena(SealedMemory memory, void* address)
-    : memory_(std::move(memory)), address_(static_cast<std::byte*>(address)) {}
+HostArena::HostArena(SealedMemory memory, std::byte* address)
+    : memory_(std::move(memory)), address_(address) {}
 
 HostArena::~HostArena() { munmap(address_, bytes()); }
 

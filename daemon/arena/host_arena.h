@@ -51,7 +51,7 @@ class HostArena {
   std::byte* data() const { return data_; }
 
  private:
-  HostArena(SealedMemory memory, void* address);
+  HostArena(SealedMemory memory, std::byte* address);
   absl::Status CheckPopulated() const;
 
   const SealedMemory memory_;

@@ -36,6 +36,11 @@ class SealedMemory {
   // exist stay writable. Source of the rule: fcntl(2), F_SEAL_FUTURE_WRITE (Linux 5.1).
   bool PagesAreSealed() const;
 
+  enum class Populate : unsigned char { kNo, kYes };
+  // Maps all of it, readable and writable. The caller unmaps it. RESOURCE_EXHAUSTED MEMORY: the
+  // process has too many mappings.
+  absl::StatusOr<std::byte*> Map(Populate populate) const;
+
   int fd() const { return fd_; }
   std::size_t bytes() const { return bytes_; }
 

@@ -35,10 +35,9 @@ absl::StatusOr<std::shared_ptr<SemaphorePage>> SemaphorePage::Create(std::size_t
       SealedMemory::Create("gradsync-semaphores", SemaphoreBytes(buckets));
   if (!memory.ok()) return memory.status();
   // Populates the pages here: the daemon writes these few pages, unlike those of an arena.
-  void* const address = mmap(nullptr, memory->bytes(), PROT_READ | PROT_WRITE,
-                             MAP_SHARED | MAP_POPULATE, memory->fd(), 0);
-  if (address == MAP_FAILED) return absl::ErrnoToStatus(errno, "mmap of semaphores");
-  return std::shared_ptr<SemaphorePage>(new SemaphorePage(*std::move(memory), buckets, address));
+  const absl::StatusOr<std::byte*> address = memory->Map(SealedMemory::Populate::kYes);
+  if (!address.ok()) return address.status();
+  return std::shared_ptr<SemaphorePage>(new SemaphorePage(*std::move(memory), buckets, *address));
 }
 
 SemaphorePage::SemaphorePage(SealedMemory memory, std::size_t buckets, void* address)

@@ -12,11 +12,12 @@ bool LogLimiter::Ended(const Window& window, std::uint64_t now_ns) const {
   return now_ns - window.start_ns >= kWindowNs;
 }
 
-bool LogLimiter::Allow(std::string_view message) {
-  auto found = windows_.find(message);
+bool LogLimiter::Allow(std::string_view message, std::string_view user) {
+  std::pair<std::string, std::string> key(message, user);
+  auto found = windows_.find(key);
   if (found == windows_.end()) {
-    if (windows_.size() >= kMaxMessages) message = kOtherMessages;
-    found = windows_.emplace(message, Window{}).first;
+    if (windows_.size() >= kMaxMessages) key = {std::string(kOtherMessages), ""};
+    found = windows_.emplace(std::move(key), Window{}).first;
   }
   Window& window = found->second;
   const std::uint64_t now_ns = clock_->NowNs();
@@ -40,9 +41,9 @@ std::vector<LogLimiter::Suppressed> LogLimiter::Take(bool ended_only) {
   std::vector<Suppressed> taken;
   if (windows_suppressing_ == 0) return taken;
   const std::uint64_t now_ns = clock_->NowNs();
-  for (auto& [message, window] : windows_) {
+  for (auto& [key, window] : windows_) {
     if (window.suppressed == 0 || (ended_only && !Ended(window, now_ns))) continue;
-    taken.push_back({message, window.suppressed});
+    taken.push_back({key.first, key.second, window.suppressed});
     window.suppressed = 0;
     --windows_suppressing_;
   }

@@ -1,5 +1,5 @@
-// Keeps clients from flooding the log: it allows `limit` lines of one message per second and counts
-// the others.
+// Keeps clients from flooding the log: it allows `limit` lines of one message and user per second
+// and counts the others.
 
 #ifndef DAEMON_BASE_LOG_LIMITER_H_
 #define DAEMON_BASE_LOG_LIMITER_H_
@@ -9,6 +9,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/clock.h"
@@ -23,14 +24,17 @@ class LogLimiter {
 
   struct Suppressed {
     std::string message;
+    std::string user;
     std::uint64_t count = 0;
   };
 
   // `clock` outlives this.
   LogLimiter(const Clock* clock, int limit) : clock_(clock), limit_(limit) {}
 
-  // True if a line of `message` may be written now. A second begins with its first line.
-  bool Allow(std::string_view message);
+  // True if a line of `message` may be written now. A second begins with its first line. Each
+  // `user` has lines of its own, so that nobody's lines crowd out another user's. Empty: the line
+  // is about no user.
+  bool Allow(std::string_view message, std::string_view user = "");
 
   // Returns how many lines of each message were suppressed in seconds that have ended, and forgets
   // these counts. Cheap if nothing was suppressed.
@@ -50,7 +54,8 @@ class LogLimiter {
 
   const Clock* const clock_;
   const int limit_;
-  std::map<std::string, Window, std::less<>> windows_;
+  // By message and user.
+  std::map<std::pair<std::string, std::string>, Window> windows_;
   std::size_t windows_suppressing_ = 0;
 };
 

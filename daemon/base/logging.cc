@@ -52,6 +52,14 @@ const char* JournalPrefix(LogLevel level) {
   return "<3>";
 }
 
+// The user whom a line is about: the field `uid`; empty if it has none.
+std::string UserOf(absl::Span<const LogField> fields) {
+  for (const LogField& field : fields) {
+    if (field.key == "uid") return absl::StrCat(field.value.unsigned_value());
+  }
+  return "";
+}
+
 // JOURNAL_STREAM names the device and inode of the stream that journald reads: systemd.exec(5).
 bool StderrIsJournal() {
   const char* stream = std::getenv("JOURNAL_STREAM");
@@ -113,7 +121,7 @@ class Logging {
     MutexLock lock(&mutex_);
     if (!logger_->should_log(ToSpdlog(level))) return;
     WriteSuppressedLocked(limiter_->TakeSuppressed());
-    if (limited && !limiter_->Allow(message)) return;
+    if (limited && !limiter_->Allow(message, UserOf(fields))) return;
     WriteLocked(level, message, fields);
   }
 
@@ -140,8 +148,9 @@ class Logging {
   void WriteSuppressedLocked(const std::vector<LogLimiter::Suppressed>& suppressed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const LogLimiter::Suppressed& lines : suppressed) {
-      WriteLocked(LogLevel::kWarning, "suppressed lines",
-                  {{"message", lines.message}, {"count", lines.count}});
+      std::vector<LogField> fields = {{"message", lines.message}, {"count", lines.count}};
+      if (!lines.user.empty()) fields.push_back({"uid", lines.user});
+      WriteLocked(LogLevel::kWarning, "suppressed lines", fields);
     }
   }
 

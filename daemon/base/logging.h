@@ -101,9 +101,9 @@ void Log(LogLevel level, std::string_view message, std::initializer_list<LogFiel
 inline constexpr int kLimitedLinesPerSecond = 10;
 
 // Like Log(), for lines that clients can cause at will. After kLimitedLinesPerSecond lines of one
-// message within a second, it only counts further ones. The first line of any message after that
-// second writes the count first:
-//   WARNING suppressed lines message="connection refused" count=312
+// message within a second, it only counts further ones. A line with a field `uid` counts for that
+// user alone. The first line of any message after that second writes the count first:
+//   WARNING suppressed lines message="connection refused" count=312 uid=1000
 void LogLimited(LogLevel level, std::string_view message,
                 std::initializer_list<LogField> fields = {});
 

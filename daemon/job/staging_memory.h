@@ -9,8 +9,8 @@
 
 namespace gradsync::daemon {
 
-// One rank's staging window, mapped and populated as far as the operation needs. `data` is null for
-// a rank on another node.
+// One rank's staging window, mapped and populated as a whole. `data` is null for a rank on another
+// node.
 struct StagingMemory {
   std::shared_ptr<void> keep;
   std::byte* data = nullptr;

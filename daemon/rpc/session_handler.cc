@@ -183,6 +183,7 @@ void SessionHandler::StreamEnded(const absl::Status& end, const std::string& dis
   LogLimited(left ? LogLevel::kInfo : LogLevel::kWarning, "session ended",
              {{"job", job_id_},
               {"rank", rank_},
+              {"uid", process_.uid},
               {"step", DetailsOf(why).Value(field::kStep)},
               {"bucket", DetailsOf(why).Value(field::kBucket)},
               {"why", left ? "left" : why.message()}});
@@ -202,6 +203,7 @@ void SessionHandler::LogIfVoid(const v1::StepDone& done) const {
   LogLimited(LogLevel::kWarning, "step void",
              {{"job", job_id_},
               {"rank", rank_},
+              {"uid", process_.uid},
               {"channel", done.channel()},
               {"step", done.step()},
               {"bucket", DetailsOf(verdict).Value(field::kBucket)},

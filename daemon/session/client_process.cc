@@ -7,9 +7,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
+#include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "daemon/base/error.h"
 
 // Since Linux 6.5. Debian 12's headers lack it, but its newer kernels have it.
@@ -18,6 +24,30 @@
 #endif
 
 namespace gradsync::daemon {
+namespace {
+
+// True if the process runs as `uid`, or if /proc does not say so.
+bool RunsAs(pid_t pid, uid_t uid) {
+  std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(status, line);) {
+    if (!absl::StartsWith(line, "Uid:")) continue;
+    // Real, effective, saved, file system.
+    for (const absl::string_view id : absl::StrSplit(line.substr(4), '\t', absl::SkipEmpty())) {
+      uid_t has = 0;
+      if (absl::SimpleAtoi(id, &has) && has == uid) return true;
+    }
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+UniqueFd OpenProcess(pid_t pid, uid_t uid) {
+  UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  // The descriptor keeps the pid's process, so this cannot look at a third one.
+  return pidfd.valid() && RunsAs(pid, uid) ? std::move(pidfd) : UniqueFd();
+}
 
 absl::StatusOr<ClientProcess> ClientOf(int socket) {
   ucred credentials{};
@@ -31,10 +61,13 @@ absl::StatusOr<ClientProcess> ClientOf(int socket) {
   process.pid = credentials.pid;
   int pidfd = -1;
   size = sizeof(pidfd);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) != 0 && process.pid > 0) {
-    pidfd = static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0));
+  UniqueFd opened;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {
+    opened = UniqueFd(pidfd);
+  } else if (process.pid > 0) {
+    opened = OpenProcess(process.pid, process.uid);
   }
-  if (pidfd >= 0) process.pidfd = std::make_shared<UniqueFd>(pidfd);
+  if (opened.valid()) process.pidfd = std::make_shared<UniqueFd>(std::move(opened));
   return process;
 }
 

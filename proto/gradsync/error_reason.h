@@ -262,7 +262,8 @@ inline constexpr Reason kWorkersStarting("WORKERS_STARTING");
 
 // UNAVAILABLE. The connection to the coordinator's daemon broke. The session.
 inline constexpr Reason kCoordinatorLost("COORDINATOR_LOST");
-// PERMISSION_DENIED. The configuration does not allow this coordinator. The session.
+// PERMISSION_DENIED. `peer_coordinators` of the daemon's configuration does not list this
+// coordinator. The session.
 inline constexpr Reason kCoordinatorRefused("COORDINATOR_REFUSED");
 // UNAVAILABLE. The coordinator's daemon does not answer. The session.
 inline constexpr Reason kCoordinatorUnreachable("COORDINATOR_UNREACHABLE");
@@ -284,8 +285,8 @@ inline constexpr Reason kEngineTimeout("ENGINE_TIMEOUT");
 inline constexpr Reason kNodeLost("NODE_LOST");
 // FAILED_PRECONDITION. Two daemons of one job are configured differently. The session.
 inline constexpr Reason kNodeMismatch("NODE_MISMATCH");
-// PERMISSION_DENIED. A process of another user of this machine called the peer port. The daemon's
-// log.
+// PERMISSION_DENIED. A process that is neither root's nor of the daemon's user called the peer port
+// from the daemon's own network namespace, without TLS. The daemon's log.
 inline constexpr Reason kPeerRefused("PEER_REFUSED");
 
 }  // namespace reason

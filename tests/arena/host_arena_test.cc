@@ -3,13 +3,16 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <string>
@@ -220,6 +223,44 @@ TEST(HostArenaTest, TrainersMappingOutlivesTheArena) {
   arena->data()[0] = std::byte{9};
   arena.reset();
   EXPECT_EQ(trainer.data()[0], std::byte{9});
+}
+
+// Ends the child process with 0 if `holds`.
+template <typename Condition>
+int InChild(const Condition& holds) {
+  const pid_t child = fork();
+  if (child == 0) _exit(holds() ? 0 : 1);
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return status;
+}
+
+TEST(HostArenaTest, CanBeMadeWhereTheKernelWantsNoExecutableMemory) {
+  const char* const kSetting = "/proc/sys/vm/memfd_noexec";
+  if (geteuid() != 0 || access(kSetting, W_OK) != 0) {
+    GTEST_SKIP() << "needs root, and Linux 6.3";
+  }
+  // The setting belongs to a PID namespace, which only the next child enters.
+  EXPECT_EQ(InChild([&] {
+              return unshare(CLONE_NEWPID) == 0 &&
+                     InChild([&] {
+                       std::ofstream(kSetting) << 2;
+                       std::string setting;
+                       std::ifstream(kSetting) >> setting;
+                       return setting == "2" && HostArena::Create("arena-test", kPage).ok();
+                     }) == 0;
+            }),
+            0);
+}
+
+TEST(HostArenaTest, SaysThatTheProcessHasTooManyMappings) {
+  EXPECT_EQ(InChild([] {
+              const rlimit none{0, 0};
+              setrlimit(RLIMIT_AS, &none);
+              const auto arena = HostArena::Create("arena-test", kPage);
+              return DetailsOf(arena.status()).reason == reason::kMemory;
+            }),
+            0);
 }
 
 }  // namespace

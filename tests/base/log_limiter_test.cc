@@ -31,6 +31,18 @@ TEST_F(LogLimiterTest, AllowsTheLimitPerMessageAndSecond) {
   EXPECT_EQ(AllowedOf(10, "a"), 3);
 }
 
+TEST_F(LogLimiterTest, AUsersLinesLeaveThoseOfOthersAlone) {
+  for (int i = 0; i < 100; ++i) limiter_.Allow("a", "1000");
+  EXPECT_TRUE(limiter_.Allow("a", "1001"));
+  EXPECT_EQ(AllowedOf(10, "a"), 3);
+  clock_.Advance(kSecond);
+  const auto suppressed = limiter_.TakeSuppressed();
+  ASSERT_EQ(suppressed.size(), 2u);
+  EXPECT_EQ(suppressed[0].user, "");
+  EXPECT_EQ(suppressed[1].user, "1000");
+  EXPECT_EQ(suppressed[1].count, 97u);
+}
+
 TEST_F(LogLimiterTest, SecondBeginsWithItsFirstLine) {
   clock_.Advance(5 * kSecond + kSecond / 2);
   EXPECT_EQ(AllowedOf(3, "a"), 3);

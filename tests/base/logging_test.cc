@@ -107,7 +107,7 @@ TEST_F(LoggingTest, UnusableFileChangesNothing) {
 TEST_F(LoggingTest, CountOfSuppressedLinesIsWritten) {
   ASSERT_TRUE(InitLogging(options_).ok());
   for (int i = 0; i < kLimitedLinesPerSecond + 5; ++i) {
-    LogLimited(LogLevel::kWarning, "refused", {{"uid", i}});
+    LogLimited(LogLevel::kWarning, "refused", {{"uid", 1000}, {"pid", i}});
   }
   EXPECT_THAT(Lines(), SizeIs(kLimitedLinesPerSecond));
   Log(LogLevel::kInfo, "refused");  // never limited
@@ -117,7 +117,7 @@ TEST_F(LoggingTest, CountOfSuppressedLinesIsWritten) {
   const auto lines = Lines();
   ASSERT_THAT(lines, SizeIs(kLimitedLinesPerSecond + 3));
   EXPECT_THAT(lines[kLimitedLinesPerSecond + 1],
-              EndsWith("WARNING suppressed lines message=refused count=5"));
+              EndsWith("WARNING suppressed lines message=refused count=5 uid=1000"));
   EXPECT_THAT(lines[kLimitedLinesPerSecond + 2], EndsWith("INFO another"));
 }
 

@@ -64,6 +64,12 @@ TEST(ClientProcessTest, HasTheCredentialsOfTheOtherEnd) {
   EXPECT_TRUE(process->pidfd->valid());
 }
 
+TEST(ClientProcessTest, AnotherUsersProcessIsNotTheClient) {
+  Child child;
+  EXPECT_TRUE(OpenProcess(child.pid(), getuid()).valid());
+  EXPECT_FALSE(OpenProcess(child.pid(), getuid() + 1).valid());
+}
+
 TEST(ClientProcessTest, EndIsKnownAfterThePidIsReused) {
   Child child;
   const auto process = ClientOf(child.socket());
