@@ -1,10 +1,8 @@
 #include "daemon/app/daemon.h"
 
 #include <grpc/grpc.h>
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/impl/service_type.h>
 #include <grpcpp/server_posix.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -20,6 +18,7 @@
 #include "daemon/app/sockets.h"
 #include "daemon/base/error.h"
 #include "daemon/base/executor.h"
+#include "daemon/base/fair_executor.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/version.h"
 #include "daemon/config/option_table.h"
@@ -28,25 +27,25 @@
 #include "daemon/reduce/combine.h"
 #include "daemon/reduce/host_reducer.h"
 #include "daemon/rpc/accept_loop.h"
+#include "daemon/rpc/asking_service.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/gradsync_service.h"
-#include "daemon/rpc/introspection_service.h"
+#include "daemon/rpc/grpc_log.h"
 #include "daemon/session/session_table.h"
 #include "daemon/worker/gpu_reducer.h"
 #include "daemon/worker/mps_control.h"
 #include "daemon/worker/worker_supervisor.h"
-#include "google/protobuf/message.h"
-#include "grpc/health/v1/health.pb.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
 
-constexpr char kGradientSync[] = "gradsync.v1.GradientSync";
-constexpr char kIntrospection[] = "gradsync.v1.Introspection";
 constexpr int kStreamsPerConnection = 32;
-constexpr int kGrpcThreads = 32;
 constexpr int kIdleConnectionMs = 30'000;
+// With two threads, one user's long work leaves one for the others.
+constexpr int kMappers = 2;
+constexpr int kCopiers = 2;
+constexpr int kAnswerers = 2;
 // Time after the drain in which clients read the ends of their streams and gRPC stops.
 constexpr absl::Duration kTeardown = absl::Seconds(3);
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(5);
@@ -109,8 +108,8 @@ struct Daemon::Rooms {
         reducer(std::make_unique<HostReducer>(given.reduce_threads > 0
                                                   ? static_cast<int>(given.reduce_threads)
                                                   : HostReducer::DefaultThreads())),
-        executor(std::make_unique<SerialExecutor>()),
-        copier(std::make_unique<SerialExecutor>()),
+        executor(std::make_unique<FairExecutor>(kMappers)),
+        copier(std::make_unique<FairExecutor>(kCopiers)),
         workers(WorkerSupervisor::Make(
             WorkerOptionsOf(given),
             [this](const WorkerKey& key, const absl::Status& why) {
@@ -127,6 +126,7 @@ struct Daemon::Rooms {
              given.quota_jobs_per_user),
         sessions(SessionPolicyOf(given), &jobs, &quota, executor.get(), &clock) {
     sessions.UseGpus({workers.get(), &gpu_quota});
+    sessions.LimitDescriptors(&descriptors);
     sessions.FenceWith([this](const ClientProcess& trainer) { Fence(trainer); });
   }
 
@@ -159,17 +159,19 @@ struct Daemon::Rooms {
   ArenaQuota gpu_quota;
   // These run work of jobs and sessions, so ~Daemon() finishes them before it destroys those.
   std::unique_ptr<HostReducer> reducer;
-  std::unique_ptr<SerialExecutor> executor;  // maps for sessions, which can take seconds
-  std::unique_ptr<SerialExecutor> copier;    // copies and unmaps for jobs, which must not wait
-  SerialExecutor worker_reaper;              // waits for the ends of workers
+  std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
+  std::unique_ptr<FairExecutor> copier;    // copies and unmaps for jobs, which must not wait
+  SerialExecutor worker_reaper;            // waits for the ends of workers
   std::shared_ptr<WorkerSupervisor> workers;
   GpuReducer gpu_reducer;
   JobTable jobs;
   SessionTable sessions;
   std::unique_ptr<PeerService> peers;  // null: no other nodes
-  Connections connections;
+  DescriptorQuota descriptors{DescriptorQuota::PerUserOfProcess()};
+  Connections connections{&descriptors};
+  FairExecutor answerer{kAnswerers};  // works out answers of Introspection
   std::unique_ptr<GradsyncService> gradsync_service;
-  std::unique_ptr<grpc::Service> introspection_service;
+  std::unique_ptr<AskingService> asking_service;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<AcceptLoop> accept_loop;
 };
@@ -208,7 +210,6 @@ void Daemon::Rooms::MakeServices() {
   context.gpu_reducer = &gpu_reducer;
   context.gpu_quota = &gpu_quota;
   context.gate = FindOption("gate")->format(options);
-  context.connections = &connections;
   context.clock = &clock;
   context.started_ns = clock.NowNs();
   context.version = std::string(kVersion);
@@ -222,38 +223,28 @@ void Daemon::Rooms::MakeServices() {
     context.warnings = peers->warnings();
     context.notices = peers->notices();
   }
-  introspection_service = MakeIntrospectionService(std::move(context));
+  asking_service = std::make_unique<AskingService>(std::move(context), &connections, &answerer);
 }
 
 absl::Status Daemon::Rooms::StartServer() {
   // Without a grpc_shutdown(): the last one joins gRPC's poller of writes that found a full socket,
   // which may sleep for 10 s more, and the daemon has to answer SIGTERM within 30 s.
   grpc_init();
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  // gRPC serves the health protocol without its descriptor. This links ours for reflection.
-  google::protobuf::LinkMessageReflection<grpc::health::v1::HealthCheckRequest>();
+  // Ours answers: asking_service.h says why.
+  grpc::EnableDefaultHealthCheckService(false);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-  // These bound the streams of a connection, and the threads of the synchronous services
-  // (reflection and Introspection). Each call of those services occupies a thread.
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
   // gRPC limits a message before and after it decompresses it, not meanwhile.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   // Otherwise a connection without a call keeps its descriptors for ever.
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
-  builder.SetResourceQuota(grpc::ResourceQuota("gradsyncd").SetMaxThreads(kGrpcThreads));
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::SyncServerOption::MAX_POLLERS, 2);
   gradsync_service->Register(&builder);
-  builder.RegisterService(introspection_service.get());
+  asking_service->Register(&builder);
   server = builder.BuildAndStart();
   if (server == nullptr) return absl::InternalError("gRPC's server did not start");
   gradsync_service->Start();
-  for (const char* service : {kGradientSync, kIntrospection}) {
-    server->GetHealthCheckService()->SetServingStatus(service, true);
-  }
+  asking_service->Start();
   return absl::OkStatus();
 }
 
@@ -263,6 +254,7 @@ absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   hooks.tick = [this] {
     sessions.Tick();
     gradsync_service->Tick(clock.NowNs());
+    asking_service->Tick(clock.NowNs());
     return workers->Tick();
   };
   std::uint64_t watchdog_us = 0;
@@ -279,6 +271,7 @@ absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   RaiseDescriptorLimit();
+  LogWhatGrpcSays();
   auto sockets = OpenSockets(options);
   if (!sockets.ok()) return sockets.status();
   auto rooms = std::make_unique<Rooms>(options);
@@ -308,7 +301,7 @@ void Daemon::ServeUntilSignal() {
 
   Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal_number)}});
   sd_notify(0, "STOPPING=1\nSTATUS=Draining");
-  r.server->GetHealthCheckService()->SetServingStatus(false);
+  r.asking_service->StopServing();
   r.sessions.Drain();
   const std::string node = NodeName(r.options.node_name);
   const absl::Status why = MakeError(
@@ -339,6 +332,7 @@ Daemon::~Daemon() {
   r.accept_loop.reset();                                 // no new connection, no tick
   r.server->Shutdown(std::chrono::system_clock::now());  // cancels the streams that are left
   r.gradsync_service->Stop();
+  r.asking_service->Stop();
   r.server->Wait();
   r.server.reset();
   r.peers.reset();

@@ -33,6 +33,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
       if (!job_->healing_.idle()) job_->UpdateHealing(&actions_);
     }
     Reducer* const node_group = job_->node_group_.get();  // set once
+    const uid_t user = job_->identity_.uid;
     job_->mutex_.Unlock();
     // Wakes the waiters first: the reductions could take their cores.
     for (const auto& sink : actions_.flushes) sink->Flush();
@@ -46,9 +47,9 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     for (const std::string& text : actions_.late) {
       if (job_->environment_.log_late) job_->environment_.log_late(job_->job_id(), text);
     }
-    for (auto& copy : actions_.copies) job_->environment_.executor->Run(std::move(copy));
+    for (auto& copy : actions_.copies) job_->environment_.executor->Run(user, std::move(copy));
     if (!actions_.releases.empty()) {
-      job_->environment_.executor->Run([released = std::move(actions_.releases)] {});
+      job_->environment_.executor->Run(user, [released = std::move(actions_.releases)] {});
     }
   }
   DeferredActions* actions() { return &actions_; }

@@ -13,7 +13,7 @@
 // Shared: the JobTable, the job's sessions and reductions in flight hold it. It holds its layouts
 // and, until they are unused, the memory that its sessions mapped.
 //
-// Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or Executor
+// Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or executor
 // under the lock.
 
 #ifndef DAEMON_JOB_JOB_H_
@@ -32,8 +32,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "daemon/base/clock.h"
-#include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/collective_order.h"
 #include "daemon/job/deferred_actions.h"
 #include "daemon/job/hold_policy.h"
@@ -64,7 +64,7 @@ struct JobIdentity {
 struct JobEnvironment {
   const Clock* clock = nullptr;
   Reducer* reducer = nullptr;
-  Executor* executor = nullptr;  // copies memory; never runs work inline
+  UserExecutor* executor = nullptr;  // copies memory; never runs work inline
   std::size_t max_buckets_per_layout = 4096;
   std::string node_name;           // for jobs with ranks on other nodes
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs

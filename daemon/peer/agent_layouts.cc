@@ -41,7 +41,7 @@ void AgentLayouts::KeepMemory(std::uint32_t channel, std::shared_ptr<void> memor
   MutexLock lock(&mutex_);
   const auto found = layouts_.find(channel);
   if (found == layouts_.end()) {
-    executor_->Run([memory = std::move(memory)] {});
+    executor_->Run(user_, [memory = std::move(memory)] {});
   } else {
     found->second.kept = std::move(memory);
   }
@@ -100,7 +100,7 @@ void AgentLayouts::End() {
 void AgentLayouts::EraseLocked(Layouts::iterator layout) {
   Layout& ended = layout->second;
   if (ended.kept != nullptr || ended.memory.arena != nullptr) {
-    executor_->Run([kept = std::move(ended.kept), memory = std::move(ended.memory)] {});
+    executor_->Run(user_, [kept = std::move(ended.kept), memory = std::move(ended.memory)] {});
   }
   layouts_.erase(layout);
 }

@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/operation_channel.h"
@@ -30,7 +30,8 @@ bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned);
 // `executor` outlives it. Lock order: AgentLayouts::mutex_, then the executor's queue only.
 class AgentLayouts {
  public:
-  AgentLayouts(std::uint32_t rank, Executor* executor) : rank_(rank), executor_(executor) {}
+  AgentLayouts(uid_t user, std::uint32_t rank, UserExecutor* executor)
+      : user_(user), rank_(rank), executor_(executor) {}
 
   // ---- The life of a layout
   // The coordinator has assigned its channel.
@@ -97,8 +98,9 @@ class AgentLayouts {
   void EraseLocked(Layouts::iterator layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WrongLaunch(absl::string_view what) const;
 
+  const uid_t user_;
   const std::uint32_t rank_;
-  Executor* const executor_;
+  UserExecutor* const executor_;
 
   mutable Mutex mutex_;
   Layouts layouts_ ABSL_GUARDED_BY(mutex_);  // by channel

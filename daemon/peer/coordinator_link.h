@@ -16,6 +16,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/agent_engine.h"
 #include "daemon/peer/forwarded_ranks.h"
@@ -39,7 +40,7 @@ struct LinkContext {
   std::uint64_t idle_ns = 300'000'000'000;
   std::size_t max_buckets = 4096;
   EngineMaker make_engine;
-  Executor* executor = nullptr;  // frees ranks' memory
+  UserExecutor* executor = nullptr;  // frees ranks' memory
   Executor* reaper = nullptr;    // destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
   bool tls = false;           // the coordinator has shown a certificate

@@ -10,8 +10,8 @@
 #include <memory>
 #include <string>
 
-#include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/agent_layouts.h"
 #include "daemon/peer/worker_proxy_server.h"
@@ -26,7 +26,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
  public:
   struct Context {
     std::function<void(v1::AttachRequest)> send;
-    Executor* executor = nullptr;  // frees memory
+    UserExecutor* executor = nullptr;  // frees memory
     std::size_t max_buckets = 4096;
     std::string coordinator;                     // its address
     std::shared_ptr<WorkerProxyServer> workers;  // the workers that the coordinator may call

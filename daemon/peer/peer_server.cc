@@ -25,11 +25,13 @@ constexpr int kIdleConnectionMs = 30'000;
 
 absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
     const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials) {
+  auto listener = PeerListener::Listen(address);
+  if (!listener.ok()) return listener.status();
   std::unique_ptr<PeerServer> made(new PeerServer);
-  int port = 0;
+  made->listener_ = *std::move(listener);
   grpc::ServerBuilder builder;
-  builder.AddListeningPort(address.Text(), credentials, &port);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  made->connections_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, credentials);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
   // gRPC limits a message before and after it decompresses it, not meanwhile.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
@@ -39,14 +41,13 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
   builder.RegisterService(&made->service_);
   made->dispatcher_ = std::make_unique<CompletionDispatcher>(builder.AddCompletionQueue());
   made->server_ = builder.BuildAndStart();
-  if (made->server_ == nullptr || port == 0) {
+  if (made->server_ == nullptr) {
     made->dispatcher_->Stop();
     return absl::UnavailableError(
-        absl::StrCat("peer_listen: cannot listen on ", address.Text(),
-                     ": it is no address of this host, or the port is taken"));
+        absl::StrCat("peer_listen: gRPC's server does not start on ", address.Text()));
   }
   made->address_ = address;
-  made->address_.port = static_cast<std::uint16_t>(port);
+  made->address_.port = made->listener_->port();
   return made;
 }
 
@@ -68,6 +69,11 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   };
   acceptor_.Start(std::move(hooks), dispatcher_->queue());
   dispatcher_->Start(kThreads);
+  listener_->Start([this](UniqueFd connection) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
+    parameters.fd = connection.release();
+    connections_->HandleNewConnection(&parameters);
+  });
 }
 
 void PeerServer::CloseOldest(const std::string& address) {
@@ -83,6 +89,7 @@ void PeerServer::CloseOldest(const std::string& address) {
 }
 
 void PeerServer::Shutdown() {
+  listener_->Stop();
   server_->Shutdown(std::chrono::system_clock::now());
   acceptor_.Stop();
 }

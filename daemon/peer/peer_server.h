@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/peer_address.h"
+#include "daemon/peer/peer_listener.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
@@ -57,6 +58,9 @@ class PeerServer {
   StreamAcceptor<AgentSession> acceptor_;
   std::unique_ptr<CompletionDispatcher> dispatcher_;
   std::unique_ptr<grpc::Server> server_;
+  // Takes the connections that the listener accepts.
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
+  std::unique_ptr<PeerListener> listener_;
 };
 
 }  // namespace gradsync::daemon

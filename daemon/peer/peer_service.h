@@ -13,7 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/clock.h"
-#include "daemon/base/executor.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/job_table.h"
 #include "daemon/peer/node_group.h"
 #include "daemon/rpc/decode.h"
@@ -40,7 +40,7 @@ struct PeerOptions {
 // All of it outlives the PeerService.
 struct PeerEnvironment {
   JobTable* jobs = nullptr;
-  Executor* executor = nullptr;  // frees sessions' memory
+  UserExecutor* executor = nullptr;  // frees sessions' memory
   const Clock* clock = nullptr;
   EngineMaker make_engine;
 };

@@ -1,5 +1,6 @@
 #include "daemon/rpc/accept_loop.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -27,6 +28,12 @@ constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
 constexpr std::size_t kFdClients = 256;
 constexpr std::ptrdiff_t kFdClientsPerUser = 64;
 constexpr int kEvents = 32;
+// Descriptors that are kept back for connections of users who have few, and the most connections
+// that a user has from them.
+constexpr std::size_t kReserve = 96;
+constexpr std::size_t kScarcePerUser = 4;
+// Connections that are accepted before other events are looked at.
+constexpr int kAcceptedAtOnce = 64;
 
 itimerspec Every(std::uint64_t ms) {
   itimerspec spec{};
@@ -82,7 +89,8 @@ AcceptLoop::AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket,
       fd_socket_(std::move(fd_socket)),
       connections_(connections),
       sessions_(sessions),
-      hooks_(std::move(hooks)) {}
+      hooks_(std::move(hooks)),
+      reserve_(kReserve) {}
 
 absl::Status AcceptLoop::Init() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
@@ -91,6 +99,10 @@ absl::Status AcceptLoop::Init() {
   wake_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !timer_.valid() || !watchdog_.valid() || !wake_.valid()) {
     return absl::ErrnoToStatus(errno, "cannot make the accept loop's descriptors");
+  }
+  // The service manager's may block.
+  for (const int fd : {grpc_socket_.fd(), fd_socket_.fd()}) {
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
   const auto own = [](Kind kind) {
     Watched watched;
@@ -154,7 +166,8 @@ void AcceptLoop::Handle(std::uint64_t key, std::uint32_t events) {
   if (found == watched_.end()) return;  // forgotten earlier in this round
   switch (found->second.kind) {
     case Kind::kGrpcListener:
-      AcceptGrpc();
+      for (int i = 0; i < kAcceptedAtOnce && AcceptConnection(); ++i) {
+      }
       break;
     case Kind::kFdListener:
       AcceptFd();
@@ -183,19 +196,52 @@ void AcceptLoop::Handle(std::uint64_t key, std::uint32_t events) {
   }
 }
 
-void AcceptLoop::AcceptGrpc() {
-  UniqueFd accepted(accept4(grpc_socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!accepted.valid()) {
-    if (errno == EMFILE || errno == ENFILE) PauseAccepting(true);
-    return;
+UniqueFd AcceptLoop::AcceptGrpc(bool* scarce) {
+  const auto accept = [this] {
+    return UniqueFd(accept4(grpc_socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  };
+  UniqueFd accepted = accept();
+  if (accepted.valid() || (errno != EMFILE && errno != ENFILE)) return accepted;
+  *scarce = true;
+  if (reserve_.Free(Connections::kDescriptors)) accepted = accept();
+  if (!accepted.valid()) Pause(Kind::kGrpcListener);
+  return accepted;
+}
+
+bool AcceptLoop::HasDescriptors(bool* scarce) {
+  // Besides the accepted one.
+  constexpr std::size_t kMore = Connections::kDescriptors - 1;
+  if (*scarce || DescriptorReserve(kMore).full()) return true;
+  *scarce = true;
+  return reserve_.Free(kMore);
+}
+
+bool AcceptLoop::AcceptConnection() {
+  bool scarce = false;
+  UniqueFd accepted = AcceptGrpc(&scarce);
+  if (!accepted.valid()) return false;
+  // The cheapest question comes first: a user who connects without end must not fill the queue of
+  // connections.
+  const auto user = UserOf(accepted.get());
+  if (!user.ok()) return true;
+  const bool full = connections_->IsFull(*user);
+  if (full || !HasDescriptors(&scarce) ||
+      (scarce && connections_->Count(*user) >= kScarcePerUser)) {
+    LogLimited(LogLevel::kWarning, "connection refused",
+               {{"uid", *user},
+                {"why", full ? "the user has as many connections, or descriptors, as a user may"
+                             : "the daemon has few descriptors left (LimitNOFILE=)"}});
+    accepted.reset();
+    if (scarce) reserve_.Refill();
+    return true;
   }
   const auto caller = ClientOf(accepted.get());
-  if (!caller.ok()) return;
+  if (!caller.ok()) return true;
   auto admitted = connections_->Admit(accepted, *caller);
   if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", caller->uid}, {"pid", caller->pid}, {"why", admitted.status().message()}});
-    return;
+    return true;
   }
   Watched connection;
   connection.kind = Kind::kConnection;
@@ -213,6 +259,7 @@ void AcceptLoop::AcceptGrpc() {
   }
   hooks_.connected(admitted->for_grpc.release());
   ArmTick(true);
+  return true;
 }
 
 void AcceptLoop::ConnectionClosed(std::uint64_t key) {
@@ -248,7 +295,7 @@ void AcceptLoop::ProcessEnded(std::uint64_t key) {
 void AcceptLoop::AcceptFd() {
   UniqueFd accepted(accept4(fd_socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!accepted.valid()) {
-    if (errno == EMFILE || errno == ENFILE) PauseAccepting(true);
+    if (errno == EMFILE || errno == ENFILE) Pause(Kind::kFdListener);
     return;
   }
   const auto caller = ClientOf(accepted.get());
@@ -303,7 +350,7 @@ void AcceptLoop::AnswerFd(Watched* client) {
 }
 
 void AcceptLoop::Tick() {
-  if (paused_) PauseAccepting(false);
+  Resume();
   const bool more = hooks_.tick();
   const std::uint64_t now_ns = MonotonicNowNs();
   std::vector<std::uint64_t> expired;
@@ -311,7 +358,7 @@ void AcceptLoop::Tick() {
     if (watched.kind == Kind::kFdClient && now_ns > watched.deadline_ns) expired.push_back(key);
   }
   for (const std::uint64_t key : expired) Forget(key);
-  const bool busy = fd_clients_ > 0 || paused_ ||
+  const bool busy = fd_clients_ > 0 || !paused_.empty() ||
                     std::any_of(watched_.begin(), watched_.end(), [](const auto& entry) {
                       return entry.second.kind == Kind::kConnection;
                     });
@@ -325,21 +372,29 @@ void AcceptLoop::ArmTick(bool on) {
   timerfd_settime(timer_.get(), 0, &spec, nullptr);
 }
 
-void AcceptLoop::PauseAccepting(bool paused) {
-  paused_ = paused;
+void AcceptLoop::ListenTo(Kind listener, bool on) {
   for (const auto& [key, watched] : watched_) {
-    if (watched.kind != Kind::kGrpcListener && watched.kind != Kind::kFdListener) continue;
+    if (watched.kind != listener) continue;
     epoll_event event{};
-    event.events = paused ? 0 : static_cast<std::uint32_t>(EPOLLIN);
+    event.events = on ? static_cast<std::uint32_t>(EPOLLIN) : 0;
     event.data.u64 = key;
-    const int fd = watched.kind == Kind::kGrpcListener ? grpc_socket_.fd() : fd_socket_.fd();
+    const int fd = listener == Kind::kGrpcListener ? grpc_socket_.fd() : fd_socket_.fd();
     epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
   }
-  if (paused) {
-    LogLimited(LogLevel::kError,
-               "out of file descriptors: accepting no connections until the next tick");
-    ArmTick(true);
-  }
+}
+
+void AcceptLoop::Pause(Kind listener) {
+  paused_.insert(listener);
+  ListenTo(listener, false);
+  LogLimited(LogLevel::kError,
+             "out of file descriptors: accepting no connections until the next tick");
+  ArmTick(true);
+}
+
+void AcceptLoop::Resume() {
+  reserve_.Refill();
+  for (const Kind listener : paused_) ListenTo(listener, true);
+  paused_.clear();
 }
 
 }  // namespace gradsync::daemon

@@ -11,12 +11,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <thread>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/rpc/connections.h"
+#include "daemon/rpc/descriptor_reserve.h"
 #include "daemon/rpc/listening_socket.h"
 #include "daemon/session/session_table.h"
 
@@ -72,14 +74,21 @@ class AcceptLoop {
   void Forget(std::uint64_t key);
   void Loop();
   void Handle(std::uint64_t key, std::uint32_t events);
-  void AcceptGrpc();
   void AcceptFd();
   void AnswerFd(Watched* client);
   void ConnectionClosed(std::uint64_t key);
   void ProcessEnded(std::uint64_t key);
   void Tick();
   void ArmTick(bool on);
-  void PauseAccepting(bool paused);
+  // Accepts a connection, or a refusal of one. False if none waits, or none can be accepted now.
+  bool AcceptConnection();
+  // Sets `scarce` if it uses the reserve of descriptors.
+  UniqueFd AcceptGrpc(bool* scarce);
+  // True if there are descriptors for the rest of a connection. Sets `scarce` as above.
+  bool HasDescriptors(bool* scarce);
+  void Pause(Kind listener);
+  void Resume();
+  void ListenTo(Kind listener, bool on);
 
   ListeningSocket grpc_socket_;
   ListeningSocket fd_socket_;
@@ -96,7 +105,9 @@ class AcceptLoop {
   std::uint64_t last_key_ = 0;
   std::size_t fd_clients_ = 0;
   bool ticking_ = false;
-  bool paused_ = false;  // out of descriptors: accepts nothing until the next tick
+  // Out of descriptors: these listeners accept nothing until the next tick.
+  std::set<Kind> paused_;
+  DescriptorReserve reserve_;
 
   std::atomic<bool> stopping_{false};
   std::thread thread_;

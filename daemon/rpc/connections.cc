@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -25,16 +26,20 @@ int DescriptorLimit() {
 
 }  // namespace
 
-Connections::Connections() : limit_(DescriptorLimit()), next_number_(kFirstNumber) {}
+Connections::Connections(DescriptorQuota* quota)
+    : quota_(quota), limit_(DescriptorLimit()), next_number_(kFirstNumber) {}
 
 absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepted,
                                                          const ClientProcess& process) {
   MutexLock lock(&mutex_);
-  std::size_t& of_user = per_user_[process.uid];
-  if (of_user >= kPerUser) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "user ", process.uid, " has ", of_user, " connections, as many as it may; close some"));
+  const auto user = per_user_.find(process.uid);
+  if (user != per_user_.end() && user->second >= kPerUser) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("user ", process.uid, " has ", user->second,
+                     " connections, as many as it may; close some"));
   }
+  auto descriptors = quota_->Take(process.uid, kDescriptors);
+  if (!descriptors.ok()) return descriptors.status();
   if (next_number_ >= limit_) next_number_ = std::min(kFirstNumber, limit_ / 2);
   int number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, next_number_);
   if (number < 0) number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, 0);
@@ -42,7 +47,7 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   next_number_ = number + 1;
   if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
   ++per_user_[process.uid];
-  by_number_[number] = Entry{++last_id_, process};
+  by_number_[number] = Entry{++last_id_, process, *std::move(descriptors)};
   return Admitted{UniqueFd(number), last_id_};
 }
 
@@ -60,6 +65,16 @@ void Connections::Remove(std::uint64_t id) {
       return;
     }
   }
+}
+
+bool Connections::IsFull(uid_t user) const {
+  return Count(user) >= kPerUser || quota_->Of(user) + kDescriptors > quota_->per_user();
+}
+
+std::size_t Connections::Count(uid_t user) const {
+  MutexLock lock(&mutex_);
+  const auto found = per_user_.find(user);
+  return found == per_user_.end() ? 0 : found->second;
 }
 
 std::optional<ClientProcess> Connections::Find(const std::string& caller) const {

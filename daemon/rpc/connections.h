@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/session/client_process.h"
+#include "daemon/session/descriptor_quota.h"
 
 namespace gradsync::daemon {
 
@@ -25,17 +27,24 @@ class Connections {
  public:
   // The most open connections of one user. Sessions have a quota of their own.
   static constexpr std::size_t kPerUser = 1024;
+  // Descriptors of a connection: the accepted one, gRPC's copy and the process.
+  static constexpr std::size_t kDescriptors = 3;
 
-  Connections();
+  // `quota` outlives it.
+  explicit Connections(DescriptorQuota* quota);
 
   struct Admitted {
     UniqueFd for_grpc;  // the caller releases it to gRPC
     std::uint64_t id = 0;
   };
-  // Adds a connection. RESOURCE_EXHAUSTED: the user has too many connections, or the daemon too
-  // many descriptors.
+  // Adds a connection. RESOURCE_EXHAUSTED: the user has too many connections or descriptors, or the
+  // daemon has no descriptor left.
   absl::StatusOr<Admitted> Admit(const UniqueFd& accepted, const ClientProcess& process);
   void Remove(std::uint64_t id);
+  // True if the user may have no more connections.
+  bool IsFull(uid_t user) const;
+  // The open connections of a user.
+  std::size_t Count(uid_t user) const;
   // Finds the process of a call. `caller` is ServerContext::peer(). Empty if the connection has
   // ended.
   std::optional<ClientProcess> Find(const std::string& caller) const;
@@ -44,8 +53,10 @@ class Connections {
   struct Entry {
     std::uint64_t id = 0;
     ClientProcess process;
+    std::shared_ptr<void> descriptors;
   };
 
+  DescriptorQuota* const quota_;
   const int limit_;  // all descriptors are below it
 
   mutable Mutex mutex_;

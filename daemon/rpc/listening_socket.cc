@@ -13,7 +13,7 @@
 namespace gradsync::daemon {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kBacklog = 4096;
 
 }  // namespace
 

@@ -136,6 +136,9 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   virtual void StartFinish(const absl::Status& status, void* tag) = 0;
   // True if this side may finish before the other side ends. A server may.
   virtual bool CanFinish() const = 0;
+  // True if this side ends the stream itself, also after the other side's last message. Otherwise
+  // that message ends it.
+  virtual bool EndsByItself() const { return false; }
 
   // The stream has opened: starts to read, and sends what is queued.
   void Began() {
@@ -209,7 +212,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
       end = end_;
     }
     OnEnd(end);
-    QueueEnd(absl::OkStatus());  // does nothing if this side has ended
+    if (!EndsByItself()) QueueEnd(absl::OkStatus());  // does nothing if this side has ended
     Flush();
     Completed();
   }

@@ -35,6 +35,10 @@ class ServerStream : public MessageStream<In, Out, Item> {
               std::function<void(bool ok)> accepted) {
     accepting_ = this->shared_from_this();
     accepted_ = std::move(accepted);
+    if (AsksForDone()) {
+      done_ = accepting_;
+      context_.AsyncNotifyWhenDone(&on_done_);
+    }
     request(&context_, &call_, queue, &on_accept_);
   }
 
@@ -43,6 +47,9 @@ class ServerStream : public MessageStream<In, Out, Item> {
  protected:
   // The call has come. Its first message has not been read yet. QueueEnd() refuses the call.
   virtual void OnAccepted() = 0;
+  // True if the stream ends when its client has gone, although no operation is under way that
+  // shows it.
+  virtual bool AsksForDone() const { return false; }
 
   // Returns the caller's address, as gRPC names it.
   std::string caller() const { return context_.peer(); }
@@ -50,10 +57,20 @@ class ServerStream : public MessageStream<In, Out, Item> {
  private:
   void OnAccept(bool ok) {
     const auto keep = std::move(accepting_);
-    if (ok) OnAccepted();
+    if (ok) {
+      OnAccepted();
+    } else {
+      done_.reset();  // gRPC tells of the end of a call only if the call has come
+    }
     const auto accepted = std::move(accepted_);
     accepted(ok);
     if (ok) this->Began();
+  }
+
+  void OnDone(bool) {
+    const auto keep = std::move(done_);
+    if (!context_.IsCancelled()) return;
+    this->Close(absl::CancelledError("the client has gone"));
   }
 
   void StartRead(In* message, void* tag) final { call_.Read(message, tag); }
@@ -66,8 +83,11 @@ class ServerStream : public MessageStream<In, Out, Item> {
   grpc::ServerContext context_;
   Call call_{&context_};
   MethodCompletion<ServerStream, &ServerStream::OnAccept> on_accept_{this};
+  MethodCompletion<ServerStream, &ServerStream::OnDone> on_done_{this};
   std::function<void(bool ok)> accepted_;
+  // Each keeps the stream until its completion has run.
   std::shared_ptr<MessageStream<In, Out, Item>> accepting_;
+  std::shared_ptr<MessageStream<In, Out, Item>> done_;
 };
 
 }  // namespace gradsync::daemon

@@ -49,6 +49,15 @@ UniqueFd OpenProcess(pid_t pid, uid_t uid) {
   return pidfd.valid() && RunsAs(pid, uid) ? std::move(pidfd) : UniqueFd();
 }
 
+absl::StatusOr<uid_t> UserOf(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+    return absl::ErrnoToStatus(errno, "SO_PEERCRED");
+  }
+  return credentials.uid;
+}
+
 absl::StatusOr<ClientProcess> ClientOf(int socket) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);

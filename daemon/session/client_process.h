@@ -24,6 +24,8 @@ struct ClientProcess {
   std::shared_ptr<UniqueFd> pidfd;
 };
 
+// The user of the process at the other end. Fails if the kernel does not know the process.
+absl::StatusOr<uid_t> UserOf(int socket);
 // Asks the kernel: SO_PEERCRED, then SO_PEERPIDFD or pidfd_open. Fails if the kernel does not know
 // the process.
 absl::StatusOr<ClientProcess> ClientOf(int socket);

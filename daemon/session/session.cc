@@ -15,6 +15,9 @@ namespace {
 // Memory of a job and its statistics for one bucket of one rank, roughly.
 constexpr std::uint64_t kBytesPerBucket = 1024;
 
+// The memfds of a layout: its arena, and its semaphores.
+constexpr std::size_t kLayoutDescriptors = 2;
+
 // GPU memory is allocated in pieces of this size.
 constexpr std::uint64_t kGpuGranule = 2 << 20;
 
@@ -37,7 +40,7 @@ absl::Status WithRank(const absl::Status& why, const std::string& job, std::uint
 Session::Session(SessionIdentity identity, const SessionLimits& limits,
                  std::shared_ptr<JobPort> job, std::shared_ptr<SessionSink> sink,
                  std::shared_ptr<HostArena> staging, ArenaQuota::Reservation staging_reservation,
-                 ArenaQuota* quota, Executor* executor, const GpuMemory& gpus)
+                 ArenaQuota* quota, UserExecutor* executor, const GpuMemory& gpus)
     : identity_(std::move(identity)),
       limits_(limits),
       job_(std::move(job)),
@@ -67,7 +70,8 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     }
     // Again, or later, behind the layouts that have ended and wait to be freed: they still count,
     // and have their memory.
-    self->executor_->Run([self, place, agreed = *std::move(agreed), layout, registered] {
+    self->executor_->Run(self->identity_.process.uid, [self, place, agreed = *std::move(agreed),
+                                                       layout, registered] {
       auto created = layout.ok() ? layout : self->NewLayout(place, agreed.plan);
       self->AllocateMemory(place, agreed, std::move(created), registered);
     });
@@ -150,11 +154,18 @@ absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const Place&
       identity_.process.uid,
       arena_bytes + plan.buckets.size() * (sizeof(BucketSemaphore) + kBytesPerBucket));
   if (!reserved.ok()) return reserved.status();
+  std::shared_ptr<void> descriptors;
+  if (limits_.descriptors != nullptr) {
+    auto taken = limits_.descriptors->Take(identity_.process.uid, kLayoutDescriptors);
+    if (!taken.ok()) return taken.status();
+    descriptors = *std::move(taken);
+  }
   auto semaphores = SemaphorePage::Create(plan.buckets.size());
   if (!semaphores.ok()) return semaphores.status();
   auto layout = std::make_shared<Layout>();
   layout->memory.semaphores = *std::move(semaphores);
   layout->reservation = *std::move(reserved);
+  layout->descriptors = std::move(descriptors);
   return layout;
 }
 
@@ -194,7 +205,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
                      absl::StrCat("ArenaMapped for channel ", channel,
                                   ", which is not assigned or is mapped already"));
   }
-  executor_->Run([self = shared_from_this(), channel, layout] {
+  executor_->Run(identity_.process.uid, [self = shared_from_this(), channel, layout] {
     if (layout->memory.gpu != nullptr) {
       const absl::Status taken = self->job_->ArenaMapped(
           self->identity_.session(), channel,

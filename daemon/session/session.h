@@ -22,11 +22,12 @@
 #include "daemon/arena/arena_quota.h"
 #include "daemon/arena/host_arena.h"
 #include "daemon/arena/semaphore_page.h"
-#include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/job_port.h"
 #include "daemon/job/rank_session.h"
 #include "daemon/session/client_process.h"
+#include "daemon/session/descriptor_quota.h"
 #include "daemon/worker/gpu_arena.h"
 #include "daemon/worker/worker_supervisor.h"
 
@@ -49,6 +50,7 @@ struct SessionIdentity {
 struct SessionLimits {
   std::uint64_t lease_ns = 0;
   std::size_t layouts = 0;
+  DescriptorQuota* descriptors = nullptr;  // null: not bounded
 };
 
 // The source of GPU memory, and the quota that it counts against. Both outlive the sessions.
@@ -61,7 +63,7 @@ class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<JobPort> job,
           std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
-          ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, Executor* executor,
+          ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, UserExecutor* executor,
           const GpuMemory& gpus);
 
   const SessionIdentity& identity() const { return identity_; }
@@ -122,7 +124,9 @@ class Session : public std::enable_shared_from_this<Session> {
  private:
   // The job holds it, and frees it when the layout ends.
   struct Layout {
-    ArenaQuota::Reservation reservation;  // before `memory`: given back after it is freed
+    // Before `memory`: given back after it is freed.
+    ArenaQuota::Reservation reservation;
+    std::shared_ptr<void> descriptors;
     LayoutMemory memory;
     std::atomic<bool> mapping{false};
   };
@@ -154,7 +158,7 @@ class Session : public std::enable_shared_from_this<Session> {
   const ArenaQuota::Reservation staging_reservation_;  // before `staging_`: outlives it
   const std::shared_ptr<HostArena> staging_;
   ArenaQuota* const quota_;
-  Executor* const executor_;
+  UserExecutor* const executor_;
   const GpuMemory gpus_;
 
   std::atomic<std::uint64_t> heard_ns_;

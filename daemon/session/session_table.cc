@@ -28,7 +28,7 @@ std::string HashOf(const std::string& token) {
 }  // namespace
 
 SessionTable::SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuota* quota,
-                           Executor* executor, const Clock* clock)
+                           UserExecutor* executor, const Clock* clock)
     : policy_(policy),
       jobs_(jobs),
       finder_(jobs),
@@ -89,8 +89,18 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   }
   auto reservation = quota_->Reserve(process.uid, policy_.staging_bytes);
   if (!reservation.ok()) return refuse(reservation.status());
-  auto staging = HostArena::Create("gradsync-staging", policy_.staging_bytes);
-  if (!staging.ok()) return refuse(staging.status());
+  std::shared_ptr<void> descriptor;
+  if (descriptors_ != nullptr) {
+    auto taken = descriptors_->Take(process.uid, 1);
+    if (!taken.ok()) return refuse(taken.status());
+    descriptor = *std::move(taken);
+  }
+  auto created = HostArena::Create("gradsync-staging", policy_.staging_bytes);
+  if (!created.ok()) return refuse(created.status());
+  // The quota counts the descriptor as long as the memory is held.
+  HostArena* const arena = created->get();
+  const std::shared_ptr<HostArena> staging(
+      arena, [descriptor, held = *std::move(created)](HostArena*) mutable { held.reset(); });
   JoinRequest join;
   join.key = JobKey{process.uid, request.job_id, HashOf(request.token)};
   join.rank = request.rank;
@@ -109,24 +119,24 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   if (request.on_rank_loss == OnRankLoss::kHold) EndIfDead(join);
   // Shared, because std::function copies its callback.
   const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
-  finder_->Join(join, sink,
-                [this, process, join, sink, reserved, staging = *std::move(staging),
-                 hold = request.on_rank_loss == OnRankLoss::kHold,
-                 opened = std::move(opened)](absl::StatusOr<Joined> joined) {
-                  const auto refuse = [&](const absl::Status& why) {
-                    Note(process, why);
-                    opened(why);
-                  };
-                  if (!joined.ok()) return refuse(joined.status());
-                  auto session = std::make_shared<Session>(
-                      SessionIdentity{process, join.incarnation, join.rank, join.client,
-                                      clock_->NowNs(), joined->generation, join.key.Text(), hold},
-                      SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session},
-                      std::move(joined->job), sink, staging, std::move(*reserved), quota_,
-                      executor_, gpus_);
-                  Note(process, session);
-                  opened(std::move(session));
-                });
+  finder_->Join(
+      join, sink,
+      [this, process, join, sink, reserved, staging,
+       hold = request.on_rank_loss == OnRankLoss::kHold,
+       opened = std::move(opened)](absl::StatusOr<Joined> joined) {
+        const auto refuse = [&](const absl::Status& why) {
+          Note(process, why);
+          opened(why);
+        };
+        if (!joined.ok()) return refuse(joined.status());
+        auto session = std::make_shared<Session>(
+            SessionIdentity{process, join.incarnation, join.rank, join.client, clock_->NowNs(),
+                            joined->generation, join.key.Text(), hold},
+            SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session, descriptors_},
+            std::move(joined->job), sink, staging, std::move(*reserved), quota_, executor_, gpus_);
+        Note(process, session);
+        opened(std::move(session));
+      });
 }
 
 void SessionTable::EndIfDead(const JoinRequest& join) {
@@ -220,7 +230,7 @@ void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why
     }
   }
   // Unmapping an arena takes milliseconds.
-  executor_->Run([released = std::move(session)] {});
+  executor_->Run(identity.process.uid, [released = std::move(session)] {});
 }
 
 void SessionTable::ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why) {

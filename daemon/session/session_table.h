@@ -18,8 +18,8 @@
 #include "absl/status/statusor.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
-#include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/job_table.h"
 #include "daemon/session/session.h"
 #include "proto/gradsync/nccl_settings.h"
@@ -63,13 +63,15 @@ using Nonce = std::string;  // kNonceBytes bytes
 class SessionTable {
  public:
   // `jobs`, `quota`, `executor` and `clock` outlive the table.
-  SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuota* quota, Executor* executor,
-               const Clock* clock);
+  SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuota* quota,
+               UserExecutor* executor, const Clock* clock);
 
   const SessionPolicy& policy() const { return policy_; }
 
   // Allows layouts on GPUs. Called before the first session.
   void UseGpus(const GpuMemory& gpus) { gpus_ = gpus; }
+  // Bounds the descriptors of each user's sessions. Called before the first session.
+  void LimitDescriptors(DescriptorQuota* quota) { descriptors_ = quota; }
   // Sets `fence`, which keeps a process off its GPU. The table calls it if a trainer with memory on
   // a GPU is lost and its process lives. Called before the first session.
   void FenceWith(std::function<void(const ClientProcess&)> fence) { fence_ = std::move(fence); }
@@ -163,9 +165,10 @@ class SessionTable {
   JobTable* const jobs_;
   JobFinder* finder_ = nullptr;  // jobs_ unless JoinThrough() was called; constant after that
   ArenaQuota* const quota_;
-  Executor* const executor_;
+  UserExecutor* const executor_;
   const Clock* const clock_;
   GpuMemory gpus_;
+  DescriptorQuota* descriptors_ = nullptr;
   std::function<void(const ClientProcess&)> fence_;
 
   mutable Mutex mutex_;

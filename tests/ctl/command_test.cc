@@ -246,6 +246,14 @@ TEST_F(CommandTest, HealthIsZeroOneTwo) {
   EXPECT_EQ(outcome.exit_status, 1);
   EXPECT_THAT(outcome.out, HasSubstr("  few CPUs\n"));
 
+  // A probe asks grpc.health.v1. What the daemon does not tell besides is a warning.
+  daemon_.introspection().verdict = grpc::Status(grpc::RESOURCE_EXHAUSTED, "too many questions");
+  outcome = Ask({"health"});
+  EXPECT_EQ(outcome.exit_status, 1);
+  EXPECT_THAT(outcome.out, StartsWith("WARN  gradsyncd\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("too many questions"));
+  daemon_.introspection().verdict = grpc::Status::OK;
+
   daemon_.SetServing("gradsync.v1.GradientSync", false);
   outcome = Ask({"health"});
   EXPECT_EQ(outcome.exit_status, 2);

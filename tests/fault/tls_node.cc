@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
-#include "daemon/base/executor.h"
+#include "daemon/base/fair_executor.h"
 #include "daemon/job/job_table.h"
 #include "daemon/peer/peer_service.h"
 #include "gradsync/shared_memory.h"
@@ -48,7 +48,7 @@ JoinRequest RequestOf(const std::string& coordinator, const std::string& job) {
 
 absl::Status Join(const PeerOptions& options, const JoinRequest& request) {
   const MonotonicClock clock;
-  SerialExecutor executor;
+  FairExecutor executor(/*threads=*/1);
   JobTable jobs(JobEnvironment(), 0);  // no job is coordinated here
   PeerEnvironment environment;
   environment.jobs = &jobs;

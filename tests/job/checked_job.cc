@@ -24,7 +24,7 @@ LayoutSpec Spec() {
   return spec;
 }
 
-JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* executor) {
+JobEnvironment Environment(const Clock* clock, Reducer* reducer, UserExecutor* executor) {
   JobEnvironment environment;
   environment.clock = clock;
   environment.reducer = reducer;

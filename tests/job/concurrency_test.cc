@@ -21,7 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
-#include "daemon/base/executor.h"
+#include "daemon/base/fair_executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/job/job_table.h"
 #include "daemon/reduce/host_reducer.h"
@@ -87,7 +87,7 @@ class WaitingSink final : public SessionSink {
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* executor) {
+JobEnvironment Environment(const Clock* clock, Reducer* reducer, UserExecutor* executor) {
   JobEnvironment environment;
   environment.clock = clock;
   environment.reducer = reducer;
@@ -99,7 +99,7 @@ JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* execu
 struct World {
   ManualClock clock;
   HostReducer reducer{2};
-  SerialExecutor executor;
+  FairExecutor executor{/*threads=*/1};
   JobTable table{Environment(&clock, &reducer, &executor), 1};
   std::atomic<std::uint64_t> incarnations{0};
   std::atomic<std::uint64_t> complete{0};  // steps, counted by rank 0

@@ -8,14 +8,14 @@
 #include <functional>
 #include <utility>
 
-#include "daemon/base/executor.h"
+#include "daemon/base/user_executor.h"
 
 namespace gradsync::daemon {
 
 // Not thread-safe: for tests that run everything on their own thread.
-class ManualExecutor final : public Executor {
+class ManualExecutor final : public UserExecutor {
  public:
-  void Run(std::function<void()> work) override { queue_.push_back(std::move(work)); }
+  void Run(uid_t /*user*/, std::function<void()> work) override { queue_.push_back(std::move(work)); }
 
   std::size_t pending() const { return queue_.size(); }
   // Runs the oldest piece of work; there must be one.

@@ -39,7 +39,8 @@ std::string Name(const UniqueFd& fd) { return absl::StrCat("fd:", fd.get()); }
 class ConnectionsTest : public testing::Test {
  protected:
   DescriptorLimit limit_{4096};
-  Connections connections_;
+  DescriptorQuota quota_{100'000};
+  Connections connections_{&quota_};
   const UniqueFd accepted_{open("/dev/null", O_RDONLY | O_CLOEXEC)};
 };
 
@@ -92,7 +93,7 @@ TEST_F(ConnectionsTest, DescriptorNumbersAreReusedLate) {
 
 TEST_F(ConnectionsTest, ReusedNumberBelongsToTheLastConnection) {
   DescriptorLimit few(300);
-  Connections connections;
+  Connections connections(&quota_);
   for (int i = 0; i < 500; ++i) {
     // gRPC closes its descriptor without Remove().
     const auto admitted = connections.Admit(accepted_, Client(1000, i + 1));
@@ -104,7 +105,7 @@ TEST_F(ConnectionsTest, ReusedNumberBelongsToTheLastConnection) {
 
 TEST_F(ConnectionsTest, LateRemoveKeepsTheNewConnection) {
   DescriptorLimit few(300);
-  Connections connections;
+  Connections connections(&quota_);
   auto first = connections.Admit(accepted_, Client(1000, 1));
   ASSERT_TRUE(first.ok());
   const std::string name = Name(first->for_grpc);
@@ -137,6 +138,21 @@ TEST_F(ConnectionsTest, EachUsersConnectionsAreBounded) {
   connections_.Remove(ids[500]);
   EXPECT_TRUE(connections_.Admit(accepted_, Client(1000)).ok());
   EXPECT_FALSE(connections_.Admit(accepted_, Client(1000)).ok());
+}
+
+TEST_F(ConnectionsTest, EachUsersDescriptorsAreBounded) {
+  DescriptorQuota quota(2 * Connections::kDescriptors);
+  Connections connections(&quota);
+  const auto first = connections.Admit(accepted_, Client(1000));
+  const auto second = connections.Admit(accepted_, Client(1000));
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(connections.Count(1000), 2u);
+  EXPECT_EQ(connections.Admit(accepted_, Client(1000)).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(connections.Admit(accepted_, Client(1001)).ok());
+  connections.Remove(first->id);
+  EXPECT_EQ(connections.Count(1000), 1u);
+  EXPECT_TRUE(connections.Admit(accepted_, Client(1000)).ok());
 }
 
 TEST_F(ConnectionsTest, ConnectionWithoutADescriptorIsRefused) {

@@ -13,7 +13,7 @@
 namespace gradsync::daemon {
 namespace {
 
-JobEnvironment Environment(const Clock* clock, Reducer* reducer, Executor* executor) {
+JobEnvironment Environment(const Clock* clock, Reducer* reducer, UserExecutor* executor) {
   JobEnvironment environment;
   environment.clock = clock;
   environment.reducer = reducer;

@@ -56,10 +56,10 @@ HealthReport JudgeStatus(const v1::GetStatusResponse& status) {
 }
 
 HealthReport JudgeHealth(const std::vector<ServiceHealth>& services,
-                         const v1::GetStatusResponse& status) {
+                         const absl::StatusOr<v1::GetStatusResponse>& status) {
   HealthReport report;
   // A daemon that drains reports NOT_SERVING, which is right: it accepts no joins.
-  const bool draining = status.state() == v1::DAEMON_STATE_DRAINING;
+  const bool draining = status.ok() && status->state() == v1::DAEMON_STATE_DRAINING;
   for (const ServiceHealth& service : services) {
     if (service.state == HealthCheckResponse::SERVING || draining) continue;
     Add(HealthCode::kErr,
@@ -67,7 +67,14 @@ HealthReport JudgeHealth(const std::vector<ServiceHealth>& services,
                      HealthCheckResponse::ServingStatus_Name(service.state)),
         &report);
   }
-  AddDaemonWarnings(status, &report);
+  if (status.ok()) {
+    AddDaemonWarnings(*status, &report);
+  } else {
+    Add(HealthCode::kWarn,
+        absl::StrCat("it does not tell its state, so its warnings are not known: ",
+                     status.status().message()),
+        &report);
+  }
   return report;
 }
 

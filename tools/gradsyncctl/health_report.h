@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "gradsync/v1/introspection.pb.h"
 #include "grpc/health/v1/health.pb.h"
@@ -31,9 +32,10 @@ struct HealthReport {
 // WARN: the daemon warns or drains, or a job has failed and no later generation of it runs.
 HealthReport JudgeStatus(const v1::GetStatusResponse& status);
 
-// ERR: a service does not serve, unless the daemon drains. WARN: it warns or drains.
+// ERR: a service does not serve, unless the daemon drains. WARN: it warns or drains, or it serves
+// but does not tell its state: `status` is an error.
 HealthReport JudgeHealth(const std::vector<ServiceHealth>& services,
-                         const v1::GetStatusResponse& status);
+                         const absl::StatusOr<v1::GetStatusResponse>& status);
 
 }  // namespace gradsync
 

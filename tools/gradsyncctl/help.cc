@@ -209,7 +209,7 @@ constexpr absl::string_view kHealth =
 
 Whether the daemon serves: its answer to grpc.health.v1, and its own warnings. Exit status:
   0  OK    it serves and does not warn
-  1  WARN  it drains, or it warns; the text says of what
+  1  WARN  it drains, or it warns, or it does not tell its state; the text says which
   2  ERR   it does not answer, or a service does not serve
 
 For a liveness probe, which restarts the daemon, 1 is alive:

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "gradsync/v1/introspection.pb.h"
 #include "tools/gradsyncctl/doctor/doctor.h"
@@ -33,8 +34,9 @@ std::string RenderStats(const v1::GetStatsResponse& stats, const std::vector<std
 std::string RenderTimeline(absl::string_view job, absl::string_view layout,
                            const v1::GetTimelineResponse& timeline, Length length);
 
+// `status`: an error if the daemon does not tell its state.
 std::string RenderHealth(const HealthReport& report, const std::vector<ServiceHealth>& services,
-                         const v1::GetStatusResponse& status, Length length);
+                         const absl::StatusOr<v1::GetStatusResponse>& status, Length length);
 
 std::string RenderDoctor(const std::vector<Finding>& findings);
 

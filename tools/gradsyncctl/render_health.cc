@@ -14,11 +14,14 @@ constexpr std::size_t kMostReasons = 20;
 }  // namespace
 
 std::string RenderHealth(const HealthReport& report, const std::vector<ServiceHealth>& services,
-                         const v1::GetStatusResponse& status, Length length) {
-  std::string text =
-      absl::StrCat(HealthCodeName(report.code), "  gradsyncd ", Printable(status.version()),
-                   ", up ", FormatUptime(status.uptime_s()), ", jobs: ", status.jobs_size(),
-                   ", socket ", Printable(status.socket()), "\n");
+                         const absl::StatusOr<v1::GetStatusResponse>& status, Length length) {
+  std::string text = absl::StrCat(HealthCodeName(report.code), "  gradsyncd");
+  if (status.ok()) {
+    absl::StrAppend(&text, " ", Printable(status->version()), ", up ",
+                    FormatUptime(status->uptime_s()), ", jobs: ", status->jobs_size(), ", socket ",
+                    Printable(status->socket()));
+  }
+  text += "\n";
   // The gravest come first.
   TextTable reasons({});
   for (const std::string& reason : report.reasons) reasons.AddNote(absl::StrCat("  ", reason));

@@ -174,11 +174,10 @@ absl::StatusOr<Answer> AnswerHealth(const CtlArguments& arguments, DaemonConnect
     if (!service.ok()) return std::move(service).status();
     services.push_back(*std::move(service));
   }
-  absl::StatusOr<v1::GetStatusResponse> status = connection->GetStatus("");
-  if (!status.ok()) return std::move(status).status();
-  const HealthReport report = JudgeHealth(services, *status);
+  const absl::StatusOr<v1::GetStatusResponse> status = connection->GetStatus("");
+  const HealthReport report = JudgeHealth(services, status);
   return Answer{arguments.json ? HealthToJson(report, arguments.socket, services)
-                               : RenderHealth(report, services, *status, LengthOf(arguments)),
+                               : RenderHealth(report, services, status, LengthOf(arguments)),
                 report.code};
 }
 

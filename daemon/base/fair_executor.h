@@ -1,0 +1,49 @@
+// Runs the work of users by turns, so that no user's work waits for all of another's.
+
+#ifndef DAEMON_BASE_FAIR_EXECUTOR_H_
+#define DAEMON_BASE_FAIR_EXECUTOR_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <thread>
+#include <vector>
+
+#include "daemon/base/mutex.h"
+#include "daemon/base/user_executor.h"
+
+namespace gradsync::daemon {
+
+// Each user has a queue of its own. One piece of a user's work runs at a time, so with two threads
+// a user's long work holds one of them, and the other serves the other users. Users that wait take
+// turns, one piece each.
+//
+// Its users bound the queues: each session queues at most one mapping per layout, one copy per
+// bucket and one teardown. Thread-safe. The destructor runs everything that is queued.
+class FairExecutor final : public UserExecutor {
+ public:
+  explicit FairExecutor(int threads);
+  FairExecutor(const FairExecutor&) = delete;
+  FairExecutor& operator=(const FairExecutor&) = delete;
+  ~FairExecutor() override;
+
+  void Run(uid_t user, std::function<void()> work) override;
+
+ private:
+  using Queue = std::deque<std::function<void()>>;
+  void Loop();
+
+  Mutex mutex_;
+  CondVar changed_;
+  // The users that have work, with what is not running yet.
+  std::map<uid_t, Queue> users_ ABSL_GUARDED_BY(mutex_);
+  // Those of them whose work waits and none runs; the first one is next.
+  std::deque<uid_t> turns_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  // Last, so that the other members exist when they start.
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_BASE_FAIR_EXECUTOR_H_

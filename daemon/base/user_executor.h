@@ -1,0 +1,23 @@
+// Runs work for users of the node on threads of its own, so that gRPC's threads stay free: it maps,
+// frees and copies memory.
+
+#ifndef DAEMON_BASE_USER_EXECUTOR_H_
+#define DAEMON_BASE_USER_EXECUTOR_H_
+
+#include <sys/types.h>
+
+#include <functional>
+
+namespace gradsync::daemon {
+
+// Thread-safe. Tests use one that runs its work when they say so.
+class UserExecutor {
+ public:
+  virtual ~UserExecutor() = default;
+  // Runs `work` later, never within this call. A user's work runs in the order of the calls.
+  virtual void Run(uid_t user, std::function<void()> work) = 0;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_BASE_USER_EXECUTOR_H_

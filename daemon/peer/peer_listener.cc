@@ -1,0 +1,133 @@
+#include "daemon/peer/peer_listener.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/logging.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr int kBacklog = 1024;
+// Time until it tries again when the process or the machine has run out of something.
+constexpr int kRetryMs = 100;
+
+void SetOption(int socket, int level, int option) {
+  const int on = 1;
+  setsockopt(socket, level, option, &on, sizeof(on));
+}
+
+std::uint16_t PortOf(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET6) {
+    return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
+  }
+  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+void SetPort(sockaddr* address, std::uint16_t port) {
+  if (address->sa_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(address)->sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(port);
+  }
+}
+
+// Why accept4() failed: the connection, or the lack of something that may come back.
+bool RanOut(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Listen(const PeerAddress& address) {
+  const auto cannot = [&](const char* why) {
+    return absl::UnavailableError(
+        absl::StrCat("peer_listen: cannot listen on ", address.Text(), ": ", why));
+  };
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* resolved = nullptr;
+  const int failed =
+      getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &resolved);
+  if (failed != 0) return cannot(gai_strerror(failed));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(resolved, freeaddrinfo);
+  std::unique_ptr<PeerListener> listener(new PeerListener);
+  listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!listener->stop_.valid()) return cannot(std::strerror(errno));
+  listener->port_ = address.port;
+  for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+    if (one->ai_family != AF_INET && one->ai_family != AF_INET6) continue;
+    UniqueFd fd(socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!fd.valid()) return cannot(std::strerror(errno));
+    SetOption(fd.get(), SOL_SOCKET, SO_REUSEADDR);
+    SetOption(fd.get(), IPPROTO_TCP, TCP_NODELAY);  // connections inherit it
+    if (one->ai_family == AF_INET6) {
+      const int off = 0;  // "::" means IPv4 too
+      setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    }
+    SetPort(one->ai_addr, listener->port_);
+    if (bind(fd.get(), one->ai_addr, one->ai_addrlen) != 0 || listen(fd.get(), kBacklog) != 0) {
+      return cannot(std::strerror(errno));
+    }
+    sockaddr_storage bound{};
+    socklen_t length = sizeof(bound);
+    if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0) {
+      return cannot(std::strerror(errno));
+    }
+    listener->port_ = PortOf(bound);
+    listener->sockets_.push_back(std::move(fd));
+  }
+  if (listener->sockets_.empty()) return cannot("the host has no address");
+  return listener;
+}
+
+PeerListener::~PeerListener() { Stop(); }
+
+void PeerListener::Start(std::function<void(UniqueFd connection)> connected) {
+  connected_ = std::move(connected);
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void PeerListener::Stop() {
+  if (!thread_.joinable()) return;
+  const std::uint64_t one = 1;
+  while (write(stop_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+  sockets_.clear();
+}
+
+void PeerListener::Loop() {
+  std::vector<pollfd> watched = {{stop_.get(), POLLIN, 0}};
+  for (const UniqueFd& socket : sockets_) watched.push_back({socket.get(), POLLIN, 0});
+  bool ran_out = false;
+  for (;;) {
+    // Without what an accept needs, it waits for the stop alone.
+    poll(watched.data(), ran_out ? 1 : watched.size(), ran_out ? kRetryMs : -1);
+    if (watched[0].revents != 0) return;
+    ran_out = false;
+    for (std::size_t i = 1; i < watched.size(); ++i) {
+      UniqueFd connection(accept4(watched[i].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (connection.valid()) {
+        connected_(std::move(connection));
+      } else if (RanOut(errno)) {
+        ran_out = true;
+        LogLimited(LogLevel::kError, "peer port: cannot accept connections now",
+                   {{"why", std::strerror(errno)}});
+      }
+    }
+  }
+}
+
+}  // namespace gradsync::daemon

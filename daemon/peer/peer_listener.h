@@ -1,0 +1,54 @@
+// Accepts the TCP connections of other nodes' daemons.
+//
+// gRPC's own loop never accepts again on a port after the process has once run out of descriptors
+// (CVE-2023-4785). This one tries again.
+
+#ifndef DAEMON_PEER_PEER_LISTENER_H_
+#define DAEMON_PEER_PEER_LISTENER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/peer/peer_address.h"
+
+namespace gradsync::daemon {
+
+// Owns its sockets and its thread. Legal calls: Listen Start Stop, by one thread. The destructor
+// stops too.
+class PeerListener {
+ public:
+  // Binds every address of the host, all to one port: a free one if it is 0. UNAVAILABLE: it cannot
+  // listen there.
+  static absl::StatusOr<std::unique_ptr<PeerListener>> Listen(const PeerAddress& address);
+  ~PeerListener();
+  PeerListener(const PeerListener&) = delete;
+  PeerListener& operator=(const PeerListener&) = delete;
+
+  std::uint16_t port() const { return port_; }
+
+  // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor.
+  void Start(std::function<void(UniqueFd connection)> connected);
+  // Accepts no more. Idempotent.
+  void Stop();
+
+ private:
+  PeerListener() = default;
+  void Loop();
+
+  // Constant once started.
+  std::vector<UniqueFd> sockets_;
+  UniqueFd stop_;  // readable: stop
+  std::uint16_t port_ = 0;
+  std::function<void(UniqueFd connection)> connected_;
+
+  std::thread thread_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_PEER_LISTENER_H_

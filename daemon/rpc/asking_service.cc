@@ -1,0 +1,207 @@
+#include "daemon/rpc/asking_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/rpc/completion_dispatcher.h"
+#include "daemon/rpc/health_answers.h"
+#include "daemon/rpc/question_desk.h"
+#include "daemon/rpc/reflection_answers.h"
+#include "daemon/rpc/stream_count.h"
+#include "daemon/rpc/stream_service.h"
+#include "gradsync/v1/introspection.pb.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+using grpc::reflection::v1alpha::ServerReflectionRequest;
+using grpc::reflection::v1alpha::ServerReflectionResponse;
+
+constexpr char kGradientSync[] = "gradsync.v1.GradientSync";
+constexpr char kIntrospection[] = "gradsync.v1.Introspection";
+constexpr char kHealth[] = "grpc.health.v1.Health";
+constexpr char kReflection[] = "grpc.reflection.v1alpha.ServerReflection";
+
+// Open calls of one user and method. grpcurl has one or two calls of reflection at a time.
+constexpr std::size_t kQuestionsPerUser = 16;
+constexpr std::size_t kWatchersPerUser = 32;
+constexpr std::size_t kReflectionsPerUser = 4;
+// Time that a client has to ask, and to read the answer.
+constexpr std::uint64_t kPatienceNs = 10'000'000'000;
+// Time between two requests of a call of reflection.
+constexpr std::uint64_t kReflectionPatienceNs = 60'000'000'000;
+constexpr std::chrono::seconds kStopPatience(5);
+
+}  // namespace
+
+struct AskingService::Parts {
+  Parts(IntrospectionContext context, const Connections* the_connections,
+        UserExecutor* the_executor)
+      : connections(the_connections),
+        executor(the_executor),
+        clock(context.clock),
+        answers(std::move(context)) {}
+
+  template <class In, class Out>
+  QuestionMethod<In, Out> Method(const std::string& service, const std::string& name,
+                                 decltype(QuestionMethod<In, Out>::ask) ask) const {
+    QuestionMethod<In, Out> method;
+    method.name = service + "/" + name;
+    method.connections = connections;
+    method.clock = clock;
+    method.per_user = kQuestionsPerUser;
+    method.patience_ns = kPatienceNs;
+    method.ask = std::move(ask);
+    return method;
+  }
+
+  // Answers on the executor's threads: `answer` locks jobs, and may wait for workers.
+  template <class In, class Out>
+  QuestionMethod<In, Out> Later(const std::string& name,
+                                std::function<absl::StatusOr<Out>(uid_t, const In&)> answer) {
+    return Method<In, Out>(kIntrospection, name,
+                           [this, answer = std::move(answer)](
+                               const auto& stream, const ClientProcess& asker, const In& request) {
+                             executor->Run(asker.uid, [stream, answer, user = asker.uid, request] {
+                               absl::StatusOr<Out> out = answer(user, request);
+                               if (out.ok()) {
+                                 stream->AnswerLast(*std::move(out));
+                               } else {
+                                 stream->Refuse(out.status());
+                               }
+                             });
+                           });
+  }
+
+  QuestionMethod<HealthCheckRequest, HealthCheckResponse> Check() {
+    return Method<HealthCheckRequest, HealthCheckResponse>(
+        kHealth, "Check",
+        [this](const auto& stream, const ClientProcess&, const HealthCheckRequest& request) {
+          auto state = health.Check(request);
+          if (state.ok()) {
+            stream->AnswerLast(*std::move(state));
+          } else {
+            stream->Refuse(state.status());
+          }
+        });
+  }
+  QuestionMethod<HealthCheckRequest, HealthCheckResponse> Watch() {
+    auto method = Method<HealthCheckRequest, HealthCheckResponse>(
+        kHealth, "Watch",
+        [this](const auto& stream, const ClientProcess&, const HealthCheckRequest& request) {
+          health.Watch(stream, request);
+        });
+    method.per_user = kWatchersPerUser;
+    method.patience_ns = 0;
+    return method;
+  }
+  QuestionMethod<ServerReflectionRequest, ServerReflectionResponse> Reflection() {
+    auto method = Method<ServerReflectionRequest, ServerReflectionResponse>(
+        kReflection, "ServerReflectionInfo",
+        [](const auto& stream, const ClientProcess&, const ServerReflectionRequest& request) {
+          static const auto* const services =
+              new std::vector<std::string>{kGradientSync, kIntrospection, kHealth, kReflection};
+          stream->Answer(AnswerReflection(request, *services));
+        });
+    method.per_user = kReflectionsPerUser;
+    method.patience_ns = kReflectionPatienceNs;
+    method.asks_once = false;
+    return method;
+  }
+
+  const Connections* const connections;
+  UserExecutor* const executor;
+  const Clock* const clock;
+  const IntrospectionAnswers answers;
+  HealthAnswers health{std::set<std::string>{kGradientSync, kIntrospection}};
+  StreamCount streams;  // with those that wait for the next call
+
+  StreamService health_service{"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"};
+  StreamService introspection_service{"/gradsync.v1.Introspection/GetStatus",
+                                      "/gradsync.v1.Introspection/GetStats",
+                                      "/gradsync.v1.Introspection/GetTimeline"};
+  StreamService reflection_service{
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"};
+
+  QuestionDesk<HealthCheckRequest, HealthCheckResponse> check{Check(), &streams};
+  QuestionDesk<HealthCheckRequest, HealthCheckResponse> watch{Watch(), &streams};
+  QuestionDesk<v1::GetStatusRequest, v1::GetStatusResponse> status{
+      Later<v1::GetStatusRequest, v1::GetStatusResponse>(
+          "GetStatus",
+          [this](uid_t user, const auto& request) { return answers.Status(user, request); }),
+      &streams};
+  QuestionDesk<v1::GetStatsRequest, v1::GetStatsResponse> stats{
+      Later<v1::GetStatsRequest, v1::GetStatsResponse>(
+          "GetStats",
+          [this](uid_t user, const auto& request) { return answers.Stats(user, request); }),
+      &streams};
+  QuestionDesk<v1::GetTimelineRequest, v1::GetTimelineResponse> timeline{
+      Later<v1::GetTimelineRequest, v1::GetTimelineResponse>(
+          "GetTimeline",
+          [this](uid_t user, const auto& request) { return answers.Timeline(user, request); }),
+      &streams};
+  QuestionDesk<ServerReflectionRequest, ServerReflectionResponse> reflection{Reflection(),
+                                                                             &streams};
+
+  std::unique_ptr<CompletionDispatcher> dispatcher;  // last: its queue refers to the streams
+};
+
+AskingService::AskingService(IntrospectionContext context, const Connections* connections,
+                             UserExecutor* executor)
+    : parts_(std::make_unique<Parts>(std::move(context), connections, executor)) {}
+
+AskingService::~AskingService() = default;
+
+void AskingService::Register(grpc::ServerBuilder* builder) {
+  for (StreamService* service :
+       {&parts_->health_service, &parts_->introspection_service, &parts_->reflection_service}) {
+    builder->RegisterService(service);
+  }
+  parts_->dispatcher = std::make_unique<CompletionDispatcher>(builder->AddCompletionQueue());
+}
+
+void AskingService::Start() {
+  Parts& p = *parts_;
+  grpc::ServerCompletionQueue* const queue = p.dispatcher->queue();
+  p.check.Start(&p.health_service, 0, queue);
+  p.watch.Start(&p.health_service, 1, queue);
+  p.status.Start(&p.introspection_service, 0, queue);
+  p.stats.Start(&p.introspection_service, 1, queue);
+  p.timeline.Start(&p.introspection_service, 2, queue);
+  p.reflection.Start(&p.reflection_service, 0, queue);
+  // One: QuestionStream relies on it.
+  p.dispatcher->Start(1);
+}
+
+void AskingService::StopServing() { parts_->health.StopServing(); }
+
+void AskingService::Tick(std::uint64_t now_ns) {
+  Parts& p = *parts_;
+  p.check.Tick(now_ns);
+  p.watch.Tick(now_ns);
+  p.status.Tick(now_ns);
+  p.stats.Tick(now_ns);
+  p.timeline.Tick(now_ns);
+  p.reflection.Tick(now_ns);
+}
+
+void AskingService::Stop() {
+  Parts& p = *parts_;
+  p.check.Stop();
+  p.watch.Stop();
+  p.status.Stop();
+  p.stats.Stop();
+  p.timeline.Stop();
+  p.reflection.Stop();
+  p.streams.WaitForNone(std::chrono::steady_clock::now() + kStopPatience);
+  p.dispatcher->Stop();
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,14 @@
+// Writes what gRPC logs into the daemon's log.
+
+#ifndef DAEMON_RPC_GRPC_LOG_H_
+#define DAEMON_RPC_GRPC_LOG_H_
+
+namespace gradsync::daemon {
+
+// gRPC's lines may hold what clients have sent, such as the values of headers. As a field of a line
+// of ours such text is escaped, cut and limited in rate. Called before gRPC is used.
+void LogWhatGrpcSays();
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_GRPC_LOG_H_

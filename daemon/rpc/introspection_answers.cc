@@ -1,0 +1,199 @@
+#include "daemon/rpc/introspection_answers.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "daemon/rpc/cuda_status.h"
+#include "daemon/rpc/encode.h"
+#include "daemon/rpc/job_status.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr std::uint32_t kMaxTimelineSteps = 64;
+// Time that workers have to report their memory.
+constexpr absl::Duration kWorkerPatience = absl::Milliseconds(200);
+
+// True if `asker` may see a job of `uid`, and asks for it. An empty `asked` asks for all jobs.
+bool IsVisible(uid_t asker, uid_t uid, const std::string& job_id, const std::string& asked) {
+  if (!asked.empty() && job_id != asked) return false;
+  return asker == 0 || asker == geteuid() || asker == uid;
+}
+
+// Adds warnings of a rank on this node. `status` is its entry.
+void Warn(const std::string& job_id, const Session& session, const v1::SessionStatus& status,
+          v1::GetStatusResponse* response) {
+  if (session.identity().process.pidfd == nullptr) {
+    response->add_warnings(absl::StrCat(
+        "job ", job_id, " rank ", session.rank(),
+        ": pid unknown (another PID namespace); only the end of its stream shows its end"));
+  }
+  for (std::string& warning : MpsWarnings(job_id, status, response->cuda())) {
+    response->add_warnings(std::move(warning));
+  }
+}
+
+}  // namespace
+
+v1::GetStatusResponse IntrospectionAnswers::Status(uid_t asker,
+                                                   const v1::GetStatusRequest& request) const {
+  v1::GetStatusResponse answer;
+  v1::GetStatusResponse* const response = &answer;
+  const std::uint64_t now_ns = context_.clock->NowNs();
+  response->set_version(context_.version);
+  response->set_pid(static_cast<std::uint32_t>(getpid()));
+  response->set_uptime_s(Seconds(context_.started_ns, now_ns));
+  response->set_socket(context_.socket);
+  response->set_state(context_.sessions->draining() ? v1::DAEMON_STATE_DRAINING
+                                                    : v1::DAEMON_STATE_SERVING);
+  response->set_reduce_threads(context_.reduce_threads);
+  response->set_simd(context_.simd);
+  response->set_peer_address(context_.peer_address);
+  response->set_node_name(context_.node_name);
+  response->set_arena_bytes(context_.quota->total_bytes());
+  *response->mutable_warnings() = {context_.warnings.begin(), context_.warnings.end()};
+  *response->mutable_notices() = {context_.notices.begin(), context_.notices.end()};
+  if (context_.workers != nullptr) FillCuda(asker, request.job_id(), response);
+
+  std::map<std::uint64_t, std::shared_ptr<Session>> sessions;  // by incarnation
+  for (auto& session : context_.sessions->Sessions()) {
+    sessions[session->identity().incarnation] = std::move(session);
+  }
+  for (const auto& job : Visible(asker, request.job_id())) {
+    const JobSnapshot snapshot = job->Snapshot();
+    v1::JobStatus* out = response->add_jobs();
+    out->set_job_id(job->identity().job_id);
+    out->set_uid(job->identity().uid);
+    out->set_generation(job->identity().generation);
+    out->set_world_size(job->world_size());
+    out->set_state(StateOf(snapshot.phase));
+    out->set_failure(snapshot.failure);
+    *out->mutable_missing_ranks() = {snapshot.missing_ranks.begin(), snapshot.missing_ranks.end()};
+    *out->mutable_held_ranks() = {snapshot.held_ranks.begin(), snapshot.held_ranks.end()};
+    if (snapshot.healing.has_value()) Fill(*snapshot.healing, out->mutable_healing());
+    for (const RankSnapshot& rank : snapshot.ranks) {
+      v1::SessionStatus* session = out->add_sessions();
+      session->set_rank(rank.rank);
+      session->set_incarnation(rank.incarnation);
+      session->set_state(rank.left      ? "left"
+                         : rank.loading ? "loading"
+                         : rank.healing ? "healing"
+                                        : "live");
+      session->set_node(rank.node);
+      const auto found = sessions.find(rank.incarnation);
+      if (found == sessions.end()) continue;
+      Fill(*found->second, now_ns, session);
+      Warn(out->job_id(), *found->second, *session, response);
+    }
+    for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
+    if (snapshot.phase == JobPhase::kRunning) out->set_gate(GateOf(job->identity()));
+    if (context_.nodes == nullptr || snapshot.phase == JobPhase::kFailed ||
+        snapshot.phase == JobPhase::kEnded) {
+      continue;
+    }
+    FillNodes(snapshot, context_.nodes->NodesOf(*job), context_.node_name, now_ns, out);
+  }
+  if (context_.nodes == nullptr) return answer;
+  for (const RemoteJobSnapshot& job : context_.nodes->RemoteJobs()) {
+    if (!IsVisible(asker, job.uid, job.job_id, request.job_id())) continue;
+    v1::RemoteJobStatus* out = response->add_remote_jobs();
+    out->set_job_id(job.job_id);
+    out->set_uid(job.uid);
+    out->set_coordinator(job.coordinator);
+    out->set_node_name(job.node_name);
+    out->set_connected(job.connected);
+    out->set_heard_s(Seconds(job.heard_ns, now_ns));
+    if (job.engine.has_value()) Fill(*job.engine, out->mutable_engine());
+    for (const std::uint64_t incarnation : job.incarnations) {
+      const auto found = sessions.find(incarnation);
+      if (found == sessions.end()) continue;
+      v1::SessionStatus* session = out->add_sessions();
+      Fill(*found->second, now_ns, session);
+      session->set_state("live");
+      Warn(out->job_id(), *found->second, *session, response);
+    }
+  }
+  return answer;
+}
+
+v1::GetStatsResponse IntrospectionAnswers::Stats(uid_t asker,
+                                                 const v1::GetStatsRequest& request) const {
+  v1::GetStatsResponse answer;
+  v1::GetStatsResponse* const response = &answer;
+  response->set_sessions_opened(context_.sessions->opened());
+  response->set_sessions_lost(context_.sessions->lost());
+  response->set_jobs_failed(context_.jobs->jobs_failed());
+  for (const auto& job : Visible(asker, request.job_id())) {
+    const JobSnapshot snapshot = job->Snapshot();
+    v1::JobStats* out = response->add_jobs();
+    out->set_job_id(job->identity().job_id);
+    out->set_uid(job->identity().uid);
+    out->set_generation(job->identity().generation);
+    out->set_operations(snapshot.operations);
+    out->set_operations_failed(snapshot.operations_failed);
+    for (const LayoutSnapshot& layout : snapshot.layouts) Fill(layout, out->add_layouts());
+    for (const LayoutSnapshot& layout : snapshot.released_layouts) {
+      Fill(layout, out->add_layouts());
+    }
+  }
+  return answer;
+}
+
+absl::StatusOr<v1::GetTimelineResponse> IntrospectionAnswers::Timeline(
+    uid_t asker, const v1::GetTimelineRequest& request) const {
+  v1::GetTimelineResponse answer;
+  v1::GetTimelineResponse* const response = &answer;
+  const std::uint32_t steps = std::clamp<std::uint32_t>(request.steps(), 1, kMaxTimelineSteps);
+  for (const auto& job : Visible(asker, request.job_id())) {
+    const auto timeline = job->Timeline(request.layout(), steps);
+    if (!timeline.has_value()) continue;
+    for (const StepTimes& times : *timeline) {
+      v1::StepTimeline* out = response->add_steps();
+      out->set_step(times.step);
+      out->set_verdict(times.complete ? v1::VERDICT_COMPLETE : v1::VERDICT_VOID);
+      out->set_commit_ns(times.commit_ns);
+      Encode(times, out->mutable_buckets());
+    }
+    return answer;
+  }
+  return MakeError(absl::StatusCode::kNotFound, reason::kUnknownLayout,
+                   absl::StrCat("no job '", request.job_id(), "' with a layout '", request.layout(),
+                                "'; GetStatus lists them"));
+}
+
+std::vector<std::shared_ptr<Job>> IntrospectionAnswers::Visible(uid_t asker,
+                                                                const std::string& job_id) const {
+  std::vector<std::shared_ptr<Job>> jobs;
+  for (auto& job : context_.jobs->Jobs()) {
+    const JobIdentity& identity = job->identity();
+    if (IsVisible(asker, identity.uid, identity.job_id, job_id)) jobs.push_back(std::move(job));
+  }
+  return jobs;
+}
+
+std::string IntrospectionAnswers::GateOf(const JobIdentity& job) const {
+  const JobKey key{job.uid, job.job_id, job.token_hash};
+  const auto gate = context_.gpu_reducer->GateOf(key.Text());
+  if (!gate.has_value()) return "";
+  return *gate == CollectiveGate::kNone ? "none" : "all_nodes";
+}
+
+void IntrospectionAnswers::FillCuda(uid_t asker, const std::string& job_id,
+                                    v1::GetStatusResponse* response) const {
+  const auto workers = context_.workers->Workers(kWorkerPatience);
+  v1::CudaStatus* const out = response->mutable_cuda();
+  *out = CudaStatusOf(context_.workers->Found(), workers);
+  out->set_arena_bytes(context_.gpu_quota->total_bytes());
+  out->set_gate(context_.gate);
+  for (const WorkerStatus& worker : workers) {
+    if (!IsVisible(asker, worker.key.uid, worker.key.job_id, job_id)) continue;
+    *out->add_workers() = WorkerStatusOf(worker);
+  }
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,74 @@
+// Answers the Introspection service, which shows the daemon's state to operators. It reads
+// snapshots and changes nothing.
+
+#ifndef DAEMON_RPC_INTROSPECTION_ANSWERS_H_
+#define DAEMON_RPC_INTROSPECTION_ANSWERS_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/arena/arena_quota.h"
+#include "daemon/base/clock.h"
+#include "daemon/job/job_table.h"
+#include "daemon/rpc/node_status_source.h"
+#include "daemon/session/session_table.h"
+#include "daemon/worker/gpu_reducer.h"
+#include "daemon/worker/worker_supervisor.h"
+#include "gradsync/v1/introspection.pb.h"
+
+namespace gradsync::daemon {
+
+// Constant. Its objects outlive the answers.
+struct IntrospectionContext {
+  SessionTable* sessions = nullptr;
+  JobTable* jobs = nullptr;
+  const ArenaQuota* quota = nullptr;
+  const ArenaQuota* gpu_quota = nullptr;
+  const Clock* clock = nullptr;
+  std::uint64_t started_ns = 0;
+  std::string version;
+  std::string socket;
+  std::uint32_t reduce_threads = 0;
+  std::string simd;
+  std::string gate;                     // option `gate`
+  WorkerSupervisor* workers = nullptr;  // null: no GPUs
+  const GpuReducer* gpu_reducer = nullptr;
+  NodeStatusSource* nodes = nullptr;  // null: no other nodes
+  std::string peer_address;
+  std::string node_name;
+  // About the configuration.
+  std::vector<std::string> warnings;
+  std::vector<std::string> notices;
+};
+
+// Thread-safe. Waits for at most a fraction of a second: for workers that report their memory.
+class IntrospectionAnswers {
+ public:
+  explicit IntrospectionAnswers(IntrospectionContext context) : context_(std::move(context)) {}
+
+  // `asker` sees its own jobs; root and the daemon's user see all.
+  v1::GetStatusResponse Status(uid_t asker, const v1::GetStatusRequest& request) const;
+  v1::GetStatsResponse Stats(uid_t asker, const v1::GetStatsRequest& request) const;
+  // NOT_FOUND: the asker has no such job, or it no such layout.
+  absl::StatusOr<v1::GetTimelineResponse> Timeline(uid_t asker,
+                                                   const v1::GetTimelineRequest& request) const;
+
+ private:
+  // The jobs that the asker may see, in the table's order: newest generations first.
+  std::vector<std::shared_ptr<Job>> Visible(uid_t asker, const std::string& job_id) const;
+  // The gate between the job's GPUs. Empty if the job has none between GPUs.
+  std::string GateOf(const JobIdentity& job) const;
+  void FillCuda(uid_t asker, const std::string& job_id, v1::GetStatusResponse* response) const;
+
+  const IntrospectionContext context_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_INTROSPECTION_ANSWERS_H_

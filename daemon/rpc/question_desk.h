@@ -1,0 +1,73 @@
+// Accepts the calls of one method with which clients ask, and bounds those that are open.
+
+#ifndef DAEMON_RPC_QUESTION_DESK_H_
+#define DAEMON_RPC_QUESTION_DESK_H_
+
+#include <grpcpp/completion_queue.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "daemon/rpc/question_stream.h"
+#include "daemon/rpc/stream_acceptor.h"
+#include "daemon/rpc/stream_count.h"
+#include "daemon/rpc/stream_service.h"
+
+namespace gradsync::daemon {
+
+// A user who has as many calls open as a user may still gets an answer: the oldest call that waits
+// for its client ends. Only if the daemon owes all of them an answer, the new one is refused.
+//
+// Legal calls: Start Tick* Stop. Tick is thread-safe. Outlives the dispatcher of its queue.
+template <class In, class Out>
+class QuestionDesk {
+ public:
+  using Stream = QuestionStream<In, Out>;
+
+  // `streams` outlives it.
+  QuestionDesk(QuestionMethod<In, Out> method, StreamCount* streams)
+      : method_(std::move(method)), streams_(streams) {}
+
+  // `index`: of the method in `service`.
+  void Start(StreamService* service, int index, grpc::ServerCompletionQueue* queue) {
+    typename StreamAcceptor<Stream>::Hooks hooks;
+    hooks.make = [this] { return std::make_shared<Stream>(method_, streams_->Add()); };
+    hooks.request = service->template RequestOf<Stream>(index);
+    hooks.accepted = [this](Stream* stream, const auto& open) { MakeRoomFor(stream, open); };
+    acceptor_.Start(std::move(hooks), queue);
+  }
+  void Tick(std::uint64_t now_ns) {
+    for (const auto& stream : acceptor_.Open()) stream->Tick(now_ns);
+  }
+  void Stop() { acceptor_.Stop(); }
+
+ private:
+  void MakeRoomFor(Stream* added, const std::vector<std::shared_ptr<Stream>>& open) {
+    std::size_t others = 0;
+    std::shared_ptr<Stream> oldest;  // of those that wait for their client
+    for (const auto& stream : open) {
+      if (stream.get() == added || stream->gone() || stream->user() != added->user()) continue;
+      ++others;
+      if (oldest == nullptr && !stream->AnswerIsDue()) oldest = stream;
+    }
+    if (others < method_.per_user || !added->user().has_value()) return;
+    if (oldest != nullptr && oldest->GiveWay()) return;
+    added->Refuse(MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("user ", *added->user(), " waits for ", others, " answers of ", method_.name,
+                     ", as many as a user may; ask again when one has come")));
+  }
+
+  const QuestionMethod<In, Out> method_;
+  StreamCount* const streams_;
+  StreamAcceptor<Stream> acceptor_;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_QUESTION_DESK_H_

@@ -1,0 +1,141 @@
+// A call with which a client asks the daemon something: Health, Introspection or reflection.
+//
+// Each of these methods is served as a stream, also if its form is unary: on the wire a unary call
+// is a stream with one message each way. So a call holds no thread while its client sends nothing
+// or reads nothing.
+
+#ifndef DAEMON_RPC_QUESTION_STREAM_H_
+#define DAEMON_RPC_QUESTION_STREAM_H_
+
+#include <grpcpp/impl/codegen/proto_utils.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/error.h"
+#include "daemon/rpc/connections.h"
+#include "daemon/rpc/server_stream.h"
+
+namespace gradsync::daemon {
+
+template <class In, class Out>
+class QuestionStream;
+
+// What the calls of one method have in common. Constant. Its objects outlive the streams.
+template <class In, class Out>
+struct QuestionMethod {
+  std::string name;  // "gradsync.v1.Introspection/GetStatus"
+  const Connections* connections = nullptr;
+  const Clock* clock = nullptr;
+  // The most calls of a user that are open at a time.
+  std::size_t per_user = 0;
+  // A call is cancelled this long after its client has last said something. 0: never.
+  std::uint64_t patience_ns = 0;
+  // True if a call has one request.
+  bool asks_once = true;
+  // Answers a request, now or later. Called by the queue's thread, so it must not block.
+  std::function<void(const std::shared_ptr<QuestionStream<In, Out>>& stream,
+                     const ClientProcess& asker, const In& request)>
+      ask;
+};
+
+// The most that a client may leave unread. A call's last answer is not bounded.
+inline constexpr UnreadLimits kAnswersUnread{16, std::size_t{1} << 20};
+
+// Thread-safe. Owns itself while gRPC uses it.
+template <class In, class Out>
+class QuestionStream final : public ServerStream<In, Out> {
+ public:
+  // Holds `counted` as long as it exists.
+  QuestionStream(const QuestionMethod<In, Out>& method, std::shared_ptr<void> counted)
+      : ServerStream<In, Out>(kAnswersUnread), method_(method), counted_(std::move(counted)) {}
+
+  // ---- Answers to `ask`
+  void Answer(Out answer) {
+    due_.store(false);
+    this->Send(std::move(answer));
+  }
+  void AnswerLast(Out answer) {
+    due_.store(false);
+    this->QueueEnd(absl::OkStatus(), std::move(answer));
+    this->Flush();
+  }
+  void Refuse(const absl::Status& why) {
+    due_.store(false);
+    this->Close(why);
+  }
+
+  // The asking user. Empty if the caller is unknown; then the call has ended.
+  std::optional<uid_t> user() const {
+    if (!asker_.has_value()) return std::nullopt;
+    return asker_->uid;
+  }
+  // The client waits for an answer, not the daemon for the client.
+  bool AnswerIsDue() const { return due_.load(); }
+
+  // Ends the call to make room. False if it has been called before.
+  bool GiveWay() {
+    if (gone_.exchange(true)) return false;
+    this->Cancel();
+    return true;
+  }
+  bool gone() const { return gone_.load(); }
+  // Ends the call if its client takes too long.
+  void Tick(std::uint64_t now_ns) {
+    const bool overdue =
+        method_.patience_ns != 0 && now_ns > heard_ns_.load() + method_.patience_ns;
+    if (overdue && !AnswerIsDue()) GiveWay();
+  }
+
+ private:
+  void OnAccepted() override {
+    heard_ns_.store(method_.clock->NowNs());
+    asker_ = method_.connections->Find(this->caller());
+    if (asker_.has_value()) return;
+    this->QueueEnd(
+        MakeError(absl::StatusCode::kUnavailable, reason::kCredentials,
+                  "the connection has closed, or did not come through the daemon's socket"));
+  }
+
+  void OnMessage(const In& request) override {
+    if (this->Ended() || (method_.asks_once && asked_)) return;
+    asked_ = true;
+    due_.store(true);
+    heard_ns_.store(method_.clock->NowNs());
+    method_.ask(std::static_pointer_cast<QuestionStream>(this->shared_from_this()), *asker_,
+                request);
+  }
+
+  void OnEnd(const absl::Status& /*end*/) override {
+    if (asked_ || !method_.asks_once) return;
+    this->QueueEnd(MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                             absl::StrCat(method_.name, " without a request")));
+  }
+  // A client that asks once half-closes before it has the answer.
+  bool EndsByItself() const override { return method_.asks_once; }
+  bool AsksForDone() const override { return true; }
+
+  std::size_t BytesOf(const Out& answer) const override { return answer.ByteSizeLong(); }
+  void ToWire(Out answer, Out* out) override { *out = std::move(answer); }
+
+  const QuestionMethod<In, Out>& method_;
+  const std::shared_ptr<void> counted_;
+  std::optional<ClientProcess> asker_;      // constant after OnAccepted()
+  std::atomic<std::uint64_t> heard_ns_{0};  // when the client has last said something
+  std::atomic<bool> due_{false};
+  std::atomic<bool> gone_{false};
+  bool asked_ = false;  // used by the queue's thread alone
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_QUESTION_STREAM_H_

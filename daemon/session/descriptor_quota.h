@@ -1,0 +1,41 @@
+// Limits the file descriptors that the daemon has open for each user.
+
+#ifndef DAEMON_SESSION_DESCRIPTOR_QUOTA_H_
+#define DAEMON_SESSION_DESCRIPTOR_QUOTA_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+
+namespace gradsync::daemon {
+
+// Thread-safe. What it gives may outlive it.
+class DescriptorQuota {
+ public:
+  explicit DescriptorQuota(std::size_t per_user);
+  // Of half the descriptors that the process may have, less those that the daemon needs itself.
+  // So one user leaves others as many, whatever it opens.
+  static std::size_t PerUserOfProcess();
+
+  // Held as long as the descriptors are open. RESOURCE_EXHAUSTED: the user would have too many.
+  absl::StatusOr<std::shared_ptr<void>> Take(uid_t user, std::size_t descriptors);
+  std::size_t per_user() const { return per_user_; }
+  std::size_t Of(uid_t user) const;
+
+ private:
+  struct State {
+    mutable Mutex mutex;
+    std::map<uid_t, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that hold some
+  };
+  const std::size_t per_user_;
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_SESSION_DESCRIPTOR_QUOTA_H_

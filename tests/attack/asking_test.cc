@@ -1,0 +1,191 @@
+// Asking the daemon never fails, whatever another user does: a kubelet would end a daemon that does
+// not answer. Meanwhile the job of a third user goes on. Runs outside Bazel's sandbox: inside it
+// root cannot become another user.
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gradsync/v1/introspection.grpc.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+#include "gtest/gtest.h"
+#include "tests/attack/neighbours.h"
+#include "tests/attack/raw_http2.h"
+#include "tests/fault/trainer.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/test_daemon.h"
+
+namespace gradsync::attack {
+namespace {
+
+using grpc::health::v1::Health;
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+
+// As long as a probe waits.
+constexpr std::chrono::seconds kProbe(5 * kScale);
+
+// Asks on a connection of its own, as root.
+class Asker {
+ public:
+  explicit Asker(const TestDaemon& daemon) {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    channel_ = grpc::CreateCustomChannel("unix:" + daemon.socket(),
+                                         grpc::InsecureChannelCredentials(), arguments);
+  }
+
+  grpc::Status Check() {
+    HealthCheckResponse response;
+    const grpc::Status status =
+        Call(Health::NewStub(channel_), &Health::Stub::Check, HealthCheckRequest(), &response);
+    EXPECT_TRUE(!status.ok() || response.status() == HealthCheckResponse::SERVING);
+    return status;
+  }
+  grpc::Status Status() {
+    v1::GetStatusResponse response;
+    return Call(v1::Introspection::NewStub(channel_), &v1::Introspection::Stub::GetStatus,
+                v1::GetStatusRequest(), &response);
+  }
+  grpc::Status Stats() {
+    v1::GetStatsResponse response;
+    return Call(v1::Introspection::NewStub(channel_), &v1::Introspection::Stub::GetStats,
+                v1::GetStatsRequest(), &response);
+  }
+
+ private:
+  template <class Stub, class Method, class Request, class Response>
+  static grpc::Status Call(const Stub& stub, Method method, const Request& request,
+                           Response* response) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kProbe);
+    context.set_wait_for_ready(true);
+    return (stub.get()->*method)(&context, request, response);
+  }
+
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+void ExpectAnswers(const TestDaemon& daemon) {
+  for (int i = 0; i < 10; ++i) {
+    Asker asker(daemon);
+    for (const auto& [what, status] : std::vector<std::pair<const char*, grpc::Status>>{
+             {"health", asker.Check()}, {"status", asker.Status()}, {"stats", asker.Stats()}}) {
+      EXPECT_TRUE(status.ok()) << what << ": " << status.error_message();
+    }
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+struct Case {
+  std::string attack;
+  std::vector<std::string> prefix;  // of the daemon's command
+};
+
+class Asking : public testing::TestWithParam<Case> {};
+
+TEST_P(Asking, NeverFails) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const TestDaemon daemon({}, {}, GetParam().prefix);
+  LetEveryoneIn(daemon);
+  InnocentJob job(daemon);
+  ASSERT_TRUE(job.ready());
+  const StepTimes idle = job.Run(200);
+  ASSERT_EQ(idle.error, "");
+  ExpectAnswers(daemon);
+
+  const Attacker attacker(daemon, GetParam().attack);
+  ASSERT_TRUE(attacker.ready());
+  ExpectAnswers(daemon);
+  const StepTimes attacked = job.Run(200);
+  EXPECT_EQ(attacked.error, "");
+  EXPECT_EQ(attacked.wrong, 0u);
+  ExpectAnswers(daemon);
+  std::cout << "idle: " << idle << "\nattacked: " << attacked << std::endl;
+  // A job can begin, too.
+  InnocentJob another(daemon, {"--job=another"});
+  EXPECT_TRUE(another.ready());
+  EXPECT_EQ(another.Run(20).error, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Attacks, Asking,
+                         testing::Values(Case{"reflection_streams", {}}, Case{"zero_window", {}},
+                                         Case{"status_flood", {}},
+                                         Case{"connections",
+                                              {"/usr/bin/prlimit", "--nofile=1024:1024"}}),
+                         [](const auto& one) { return one.param.attack; });
+
+// The attacker's own user is not locked out either: a container's probe may have the trainers'
+// user.
+TEST(AskingAsTheAttacker, NeverFails) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  for (const char* attack : {"reflection_streams", "zero_window"}) {
+    const TestDaemon daemon;
+    const Attacker attacker(daemon, attack, /*user=*/0);
+    ASSERT_TRUE(attacker.ready());
+    ExpectAnswers(daemon);
+  }
+}
+
+class Watcher {
+ public:
+  Watcher(const TestDaemon& daemon, const std::string& service)
+      : stub_(Health::NewStub(
+            grpc::CreateChannel("unix:" + daemon.socket(), grpc::InsecureChannelCredentials()))) {
+    context_.set_deadline(std::chrono::system_clock::now() +
+                          std::chrono::milliseconds(kPatienceMs));
+    HealthCheckRequest request;
+    request.set_service(service);
+    reader_ = stub_->Watch(&context_, request);
+  }
+  // UNKNOWN at the end of the stream.
+  HealthCheckResponse::ServingStatus Next() {
+    HealthCheckResponse response;
+    return reader_->Read(&response) ? response.status() : HealthCheckResponse::UNKNOWN;
+  }
+
+ private:
+  std::unique_ptr<Health::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<HealthCheckResponse>> reader_;
+};
+
+TEST(HealthWatch, TellsTheStateNowAndWhenTheDaemonDrains) {
+  TestDaemon daemon;
+  fault::Trainer trainer(daemon, 0, 1);
+  ASSERT_TRUE(trainer.Join().ok());
+  ASSERT_TRUE(trainer.Do("register").ok());
+  ASSERT_TRUE(trainer.Do("mark 1 0").ok());  // the daemon waits for the step
+  Watcher unknown(daemon, "gradsync.v1.Nothing");
+  EXPECT_EQ(unknown.Next(), HealthCheckResponse::SERVICE_UNKNOWN);
+  Watcher all(daemon, ""), one(daemon, "gradsync.v1.GradientSync");
+  EXPECT_EQ(all.Next(), HealthCheckResponse::SERVING);
+  EXPECT_EQ(one.Next(), HealthCheckResponse::SERVING);
+  daemon.process().Signal(SIGTERM);
+  EXPECT_EQ(all.Next(), HealthCheckResponse::NOT_SERVING);
+  EXPECT_EQ(one.Next(), HealthCheckResponse::NOT_SERVING);
+}
+
+// What a client writes into a header is no line of the daemon's log.
+TEST(HeaderValue, ForgesNoLineOfTheLog) {
+  const TestDaemon daemon;
+  RawHttp2 client(daemon.socket(), 65535);
+  // gRPC logs values that it cannot read.
+  client.CallWithHeader("/grpc.health.v1.Health/Check", "grpc-timeout",
+                        "1\x01\nERROR forged line job=innocent");
+  client.CallWithHeader("/grpc.health.v1.Health/Check", "grpc-encoding",
+                        "x\nERROR forged line job=innocent");
+  ExpectAnswers(daemon);
+  EXPECT_EQ(daemon.Log().find("\nERROR forged"), std::string::npos) << daemon.Log();
+  EXPECT_NE(daemon.Log().find("gRPC says="), std::string::npos) << daemon.Log();
+}
+
+}  // namespace
+}  // namespace gradsync::attack

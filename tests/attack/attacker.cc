@@ -1,0 +1,293 @@
+// A user who attacks a daemon, until standard input ends.
+//
+//   attacker --attack=NAME --socket=PATH [--uid=N]
+//
+// It prints READY when the attack is at its full strength, and goes on. It never fails for what the
+// daemon refuses: that is the daemon's defence. tests/attack and tools/soak run it beside innocent
+// jobs. The attacks are in kAttacks, at the end.
+
+#include <grp.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gradsync/v1/gradsync.grpc.pb.h"
+#include "gradsync/v1/introspection.grpc.pb.h"
+#include "tests/attack/raw_http2.h"
+#include "tests/fault/raw_session.h"
+#include "tests/kit/child_process.h"
+
+namespace gradsync::attack {
+namespace {
+
+// What an attack uses.
+struct Target {
+  std::string socket;
+  std::string side_socket;
+};
+
+// Set when standard input has ended.
+std::atomic<bool> stopping{false};
+// Returns at the end of the attack.
+void AwaitStop() {
+  char byte = 0;
+  while (read(STDIN_FILENO, &byte, 1) > 0) {
+  }
+  stopping = true;
+}
+
+void Ready() { std::cout << "READY" << std::endl; }
+
+std::shared_ptr<grpc::Channel> ConnectionTo(const Target& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel("unix:" + target.socket, grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+// ---- Asking
+
+// Opens streams of reflection and says nothing on them: 32 on each of four connections.
+void ReflectionStreams(const Target& target) {
+  std::vector<std::shared_ptr<grpc::Channel>> channels;
+  std::vector<std::unique_ptr<grpc::GenericStub>> stubs;
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> streams;
+  grpc::CompletionQueue queue;
+  for (int connection = 0; connection < 4; ++connection) {
+    channels.push_back(ConnectionTo(target));
+    channels.back()->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    stubs.push_back(std::make_unique<grpc::GenericStub>(channels.back()));
+    for (int stream = 0; stream < 32; ++stream) {
+      contexts.push_back(std::make_unique<grpc::ClientContext>());
+      streams.push_back(stubs.back()->PrepareCall(
+          contexts.back().get(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+          &queue));
+      streams.back()->StartCall(nullptr);
+      void* tag = nullptr;
+      bool ok = false;
+      queue.Next(&tag, &ok);
+    }
+  }
+  Ready();
+  AwaitStop();
+  for (const auto& context : contexts) context->TryCancel();
+  _exit(0);
+}
+
+// Asks everything that can be asked and reads no answer, with a window of 0 bytes; again whenever
+// the daemon has ended a connection.
+void ZeroWindow(const Target& target) {
+  std::vector<std::unique_ptr<RawHttp2>> connections(32);
+  const auto attack = [&] {
+    for (auto& connection : connections) {
+      if (connection != nullptr && connection->connected()) continue;
+      connection = std::make_unique<RawHttp2>(target.socket, /*window=*/0);
+      for (int i = 0; i < 8; ++i) {
+        connection->Call("/gradsync.v1.Introspection/GetStatus", "");
+        connection->Call("/gradsync.v1.Introspection/GetStats", "");
+        connection->Call("/grpc.health.v1.Health/Check", "");
+        connection->Call("/grpc.health.v1.Health/Watch", "");
+      }
+    }
+  };
+  attack();
+  Ready();
+  std::thread repeated([&] {
+    while (!stopping) {
+      for (auto& connection : connections) {
+        if (connection->connected()) connection->Call("/gradsync.v1.Introspection/GetStatus", "");
+      }
+      attack();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  });
+  AwaitStop();
+  repeated.join();
+}
+
+// Opens connections as fast as it can and keeps them; replaces those that the daemon closes.
+void Connections(const Target& target) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  constexpr std::size_t kConnections = 2000;
+  std::vector<Descriptor> open(kConnections);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, target.socket.c_str(), target.socket.size() + 1);
+  const auto attack = [&] {
+    for (Descriptor& one : open) {
+      char byte = 0;
+      const bool closed = one.get() < 0 || recv(one.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+      if (!closed) continue;
+      one = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      // A full queue of the listener is a success too: nobody else gets in.
+      if (connect(one.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+        one.Close();
+      }
+    }
+  };
+  attack();
+  Ready();
+  std::thread repeated([&] {
+    while (!stopping) {
+      attack();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  AwaitStop();
+  repeated.join();
+}
+
+// Asks for the status without a pause, on eight connections.
+void StatusFlood(const Target& target) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      const auto stub = v1::Introspection::NewStub(ConnectionTo(target));
+      while (!stopping) {
+        grpc::ClientContext context;
+        context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+        v1::GetStatusResponse response;
+        stub->GetStatus(&context, {}, &response);
+      }
+    });
+  }
+  Ready();
+  AwaitStop();
+  for (std::thread& thread : threads) thread.join();
+}
+
+// ---- Work
+
+// Jobs of `world` ranks each that step without a pause.
+void Steps(const Target& target, int jobs, std::uint32_t world, std::size_t buckets,
+           std::uint64_t count) {
+  std::atomic<int> running{0};
+  std::vector<std::thread> threads;
+  const int ranks = jobs * static_cast<int>(world);
+  for (int i = 0; i < ranks; ++i) {
+    threads.emplace_back([&, i] {
+      fault::RawSession rank(target.socket);
+      std::shared_ptr<fault::RawMemory> arena;
+      std::uint32_t channel = 0;
+      const auto number = static_cast<std::uint32_t>(i);
+      const std::string job = "attack" + std::to_string(number / world);
+      if (rank.Open(number % world, world, job).has_value()) {
+        const auto assigned = rank.Register(fault::RawSession::LayoutRequest(buckets, count));
+        if (assigned.has_value()) {
+          channel = assigned->channel();
+          arena = rank.Map(*assigned, target.side_socket);
+        }
+      }
+      const bool joined = arena != nullptr && rank.Mapped(channel) &&
+                          rank.Await(v1::SessionResponse::kLayoutReady).has_value();
+      if (!joined) std::cerr << "attacker: could not join" << std::endl;
+      if (++running == ranks) Ready();
+      for (std::uint64_t step = 1; joined && !stopping; ++step) {
+        if (!rank.EndStep(channel, step, /*ready_rest=*/true)) break;
+        if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) break;
+      }
+    });
+  }
+  AwaitStop();
+  _exit(0);  // a session may wait for the daemon
+}
+
+// Registers, maps and releases a layout of 64 MiB without a pause, in each of four sessions.
+void Mapping(const Target& target) {
+  std::vector<std::thread> threads;
+  std::atomic<int> running{0};
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      fault::RawSession rank(target.socket);
+      const bool opened = rank.Open(0, 1, "mapping" + std::to_string(i)).has_value();
+      if (++running == 4) Ready();
+      while (opened && !stopping) {
+        const auto assigned = rank.Register(fault::RawSession::LayoutRequest(1, 16 << 20));
+        if (!assigned.has_value()) break;
+        const auto arena = rank.Map(*assigned, target.side_socket);
+        if (arena == nullptr || !rank.Mapped(assigned->channel()) ||
+            !rank.Await(v1::SessionResponse::kLayoutReady).has_value()) {
+          break;
+        }
+        v1::SessionRequest release;
+        release.mutable_release_layout()->set_channel(assigned->channel());
+        if (!rank.Send(release)) break;
+      }
+    });
+  }
+  AwaitStop();
+  _exit(0);
+}
+
+const std::map<std::string, std::function<void(const Target&)>>& Attacks() {
+  static const auto* const attacks = new std::map<std::string, std::function<void(const Target&)>>{
+      {"reflection_streams", ReflectionStreams},
+      {"zero_window", ZeroWindow},
+      {"connections", Connections},
+      {"status_flood", StatusFlood},
+      // Many small buckets: each alone would be reduced on the thread that reads the message.
+      {"inline_reductions", [](const Target& t) { Steps(t, 2, 1, 4096, 64 << 10); }},
+      // Much to tell and little to reduce.
+      {"tiny_buckets", [](const Target& t) { Steps(t, 2, 4, 4096, 1); }},
+      {"many_sessions", [](const Target& t) { Steps(t, 32, 1, 256, 256); }},
+      // Long slices of the reduce threads.
+      {"large_buckets", [](const Target& t) { Steps(t, 2, 4, 4, 2 << 20); }},
+      {"mapping", Mapping},
+  };
+  return *attacks;
+}
+
+int Main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);
+  std::map<std::string, std::string> flags;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const std::size_t equals = flag.find('=');
+    flags[flag.substr(0, equals)] = equals == std::string::npos ? "" : flag.substr(equals + 1);
+  }
+  const auto attack = Attacks().find(flags["--attack"]);
+  if (attack == Attacks().end()) {
+    std::cerr << "attacker: --attack=NAME, one of:";
+    for (const auto& entry : Attacks()) std::cerr << " " << entry.first;
+    std::cerr << std::endl;
+    return 2;
+  }
+  if (!flags["--uid"].empty()) {
+    const auto id = static_cast<uid_t>(std::stoul(flags["--uid"]));
+    if (setgroups(0, nullptr) != 0 || setresgid(id, id, id) != 0 || setresuid(id, id, id) != 0) {
+      std::perror("attacker: setresuid");
+      return 1;
+    }
+    prctl(PR_SET_DUMPABLE, 1);  // LeakSanitizer must attach to this process
+  }
+  Target target;
+  target.socket = flags["--socket"];
+  target.side_socket = target.socket.substr(0, target.socket.rfind(".sock")) + "-fd.sock";
+  attack->second(target);
+  return 0;
+}
+
+}  // namespace
+}  // namespace gradsync::attack
+
+int main(int argc, char** argv) { return gradsync::attack::Main(argc, argv); }

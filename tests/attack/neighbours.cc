@@ -1,0 +1,101 @@
+#include "tests/attack/neighbours.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <utility>
+
+#include "gtest/gtest.h"
+#include "tests/kit/deadline.h"
+
+namespace gradsync::attack {
+namespace {
+
+struct Pipe {
+  Pipe() {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+      std::perror("pipe2");
+      std::abort();
+    }
+    read = Descriptor(ends[0]);
+    write = Descriptor(ends[1]);
+  }
+  Descriptor read, write;
+};
+
+// A program that reads commands and answers with lines.
+struct Program {
+  explicit Program(std::vector<std::string> arguments) {
+    Pipe in, out;
+    ChildOptions options;
+    options.arguments = std::move(arguments);
+    options.input = in.read.get();
+    options.output = out.write.get();
+    process = std::make_unique<ChildProcess>(options);
+    commands = std::move(in.write);
+    answers = std::make_unique<LineReader>(std::move(out.read));
+  }
+  Descriptor commands;
+  std::unique_ptr<LineReader> answers;
+  std::unique_ptr<ChildProcess> process;
+};
+
+}  // namespace
+
+void LetEveryoneIn(const TestDaemon& daemon) {
+  EXPECT_EQ(chmod(daemon.directory().path().c_str(), 0755), 0);
+  for (const std::string& socket : {daemon.socket(), daemon.side_socket()}) {
+    EXPECT_EQ(chmod(socket.c_str(), 0666), 0);
+  }
+}
+
+Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user) {
+  Program program({"tests/attack/attacker", "--attack=" + attack, "--socket=" + daemon.socket(),
+                   "--uid=" + std::to_string(user)});
+  ready_ = program.answers->Next(kPatienceMs) == "READY";
+  lifeline_ = std::move(program.commands);
+  process_ = std::move(program.process);
+}
+
+InnocentJob::InnocentJob(const TestDaemon& daemon, const std::vector<std::string>& options,
+                         uid_t user) {
+  std::vector<std::string> arguments = {"tests/attack/innocent", "--socket=" + daemon.socket(),
+                                        "--uid=" + std::to_string(user)};
+  arguments.insert(arguments.end(), options.begin(), options.end());
+  Program program(std::move(arguments));
+  commands_ = std::move(program.commands);
+  answers_ = std::move(program.answers);
+  process_ = std::move(program.process);
+  ready_ = answers_->Next(kPatienceMs) == "READY";
+}
+
+StepTimes InnocentJob::Run(int steps) {
+  StepTimes times;
+  const std::string line = std::to_string(steps) + "\n";
+  if (write(commands_.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
+    times.error = "the job has ended";
+    return times;
+  }
+  const auto answer = answers_->Next(kPatienceMs);
+  times.error = answer.value_or("no answer");
+  if (!answer.has_value()) return times;
+  unsigned long p50 = 0, p99 = 0, max = 0, wrong = 0;
+  if (std::sscanf(answer->c_str(), "p50_us=%lu p99_us=%lu max_us=%lu wrong=%lu", &p50, &p99, &max,
+                  &wrong) == 4) {
+    times = {p50, p99, max, wrong, ""};
+  }
+  return times;
+}
+
+std::ostream& operator<<(std::ostream& out, const StepTimes& times) {
+  if (!times.error.empty()) return out << times.error;
+  return out << "p50 " << times.p50_us << " us, p99 " << times.p99_us << " us, longest "
+             << times.max_us << " us, wrong sums " << times.wrong;
+}
+
+}  // namespace gradsync::attack

@@ -1,0 +1,62 @@
+// An attacker and an innocent job of another user, as processes beside a daemon.
+
+#ifndef TESTS_ATTACK_NEIGHBOURS_H_
+#define TESTS_ATTACK_NEIGHBOURS_H_
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "tests/kit/child_process.h"
+#include "tests/kit/test_daemon.h"
+
+namespace gradsync::attack {
+
+inline constexpr uid_t kAttacker = 12345;
+inline constexpr uid_t kInnocent = 23456;
+
+// Lets every user reach the daemon's sockets.
+void LetEveryoneIn(const TestDaemon& daemon);
+
+// Runs an attack of attacker.cc, from when it is at its full strength to the destructor.
+class Attacker {
+ public:
+  Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user = kAttacker);
+  bool ready() const { return ready_; }
+
+ private:
+  Descriptor lifeline_;
+  std::unique_ptr<ChildProcess> process_;
+  bool ready_ = false;
+};
+
+// What innocent.cc measures.
+struct StepTimes {
+  std::uint64_t p50_us = 0;
+  std::uint64_t p99_us = 0;
+  std::uint64_t max_us = 0;
+  std::uint64_t wrong = 0;
+  std::string error;  // empty: all steps were complete
+};
+std::ostream& operator<<(std::ostream& out, const StepTimes& times);
+
+// A job of innocent.cc. `options` are more of its flags.
+class InnocentJob {
+ public:
+  explicit InnocentJob(const TestDaemon& daemon, const std::vector<std::string>& options = {},
+                       uid_t user = kInnocent);
+  bool ready() const { return ready_; }
+  StepTimes Run(int steps);
+
+ private:
+  Descriptor commands_;
+  std::unique_ptr<LineReader> answers_;
+  std::unique_ptr<ChildProcess> process_;
+  bool ready_ = false;
+};
+
+}  // namespace gradsync::attack
+
+#endif  // TESTS_ATTACK_NEIGHBOURS_H_

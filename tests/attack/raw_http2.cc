@@ -1,0 +1,88 @@
+#include "tests/attack/raw_http2.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cstring>
+
+namespace gradsync::attack {
+namespace {
+
+// RFC 9113: frame types and flags.
+constexpr std::uint8_t kData = 0, kHeaders = 1, kSettings = 4;
+constexpr std::uint8_t kEndStream = 1, kEndHeaders = 4;
+constexpr std::uint16_t kInitialWindowSize = 4;
+
+std::string BigEndian(std::uint64_t value, int bytes) {
+  std::string text;
+  for (int i = bytes - 1; i >= 0; --i) text += static_cast<char>(value >> (8 * i));
+  return text;
+}
+
+std::string Frame(std::uint8_t type, std::uint8_t flags, std::uint32_t stream,
+                  const std::string& payload) {
+  return BigEndian(payload.size(), 3) + BigEndian(type, 1) + BigEndian(flags, 1) +
+         BigEndian(stream, 4) + payload;
+}
+
+// RFC 7541: a string without Huffman's code.
+std::string Text(const std::string& text) {
+  std::string length;
+  if (text.size() < 127) {
+    length = BigEndian(text.size(), 1);
+  } else {
+    length = "\x7f";
+    std::size_t rest = text.size() - 127;
+    for (; rest >= 128; rest >>= 7) length += static_cast<char>(rest % 128 + 128);
+    length += static_cast<char>(rest);
+  }
+  return length + text;
+}
+
+// A header that the table does not keep.
+std::string Header(const std::string& name, const std::string& value) {
+  return BigEndian(0, 1) + Text(name) + Text(value);
+}
+
+std::string HeadersOf(const std::string& path) {
+  return Header(":method", "POST") + Header(":scheme", "http") + Header(":path", path) +
+         Header(":authority", "localhost") + Header("te", "trailers") +
+         Header("content-type", "application/grpc");
+}
+
+}  // namespace
+
+RawHttp2::RawHttp2(const std::string& path, std::uint32_t window)
+    : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  if (connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return;
+  connected_ = true;
+  Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
+       Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(window, 4)));
+}
+
+bool RawHttp2::Send(const std::string& bytes) {
+  const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  connected_ = connected_ && sent == static_cast<ssize_t>(bytes.size());
+  return connected_;
+}
+
+bool RawHttp2::Call(const std::string& path, const std::string& message) {
+  const std::uint32_t stream = next_stream_;
+  next_stream_ += 2;
+  return Send(
+      Frame(kHeaders, kEndHeaders, stream, HeadersOf(path)) +
+      Frame(kData, kEndStream, stream, BigEndian(0, 1) + BigEndian(message.size(), 4) + message));
+}
+
+bool RawHttp2::CallWithHeader(const std::string& path, const std::string& name,
+                              const std::string& value) {
+  const std::uint32_t stream = next_stream_;
+  next_stream_ += 2;
+  return Send(
+      Frame(kHeaders, kEndHeaders | kEndStream, stream, HeadersOf(path) + Header(name, value)));
+}
+
+}  // namespace gradsync::attack

@@ -1,0 +1,36 @@
+// A client of HTTP/2 that sends frames by hand, so that it can do what gRPC's never does.
+
+#ifndef TESTS_ATTACK_RAW_HTTP2_H_
+#define TESTS_ATTACK_RAW_HTTP2_H_
+
+#include <cstdint>
+#include <string>
+
+#include "tests/kit/child_process.h"
+
+namespace gradsync::attack {
+
+// One connection to a Unix socket. It reads nothing. Not thread-safe.
+class RawHttp2 {
+ public:
+  // `window`: the bytes of each answer that the server may send; it never gets more.
+  RawHttp2(const std::string& socket, std::uint32_t window);
+
+  // False if the server has refused or ended the connection.
+  bool connected() const { return connected_; }
+  // Sends a unary call with `message`, serialized, on a stream of its own.
+  bool Call(const std::string& path, const std::string& message);
+  // Sends a call whose header `name` has this value.
+  bool CallWithHeader(const std::string& path, const std::string& name, const std::string& value);
+
+ private:
+  bool Send(const std::string& bytes);
+
+  Descriptor fd_;
+  bool connected_ = false;
+  std::uint32_t next_stream_ = 1;
+};
+
+}  // namespace gradsync::attack
+
+#endif  // TESTS_ATTACK_RAW_HTTP2_H_

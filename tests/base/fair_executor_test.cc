@@ -1,0 +1,126 @@
+#include "daemon/base/fair_executor.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr uid_t kAlice = 1000, kBob = 1001;
+
+// Opens once.
+class Gate {
+ public:
+  void Open() {
+    MutexLock lock(&mutex_);
+    open_ = true;
+    changed_.NotifyAll();
+  }
+  void Wait() {
+    MutexLock lock(&mutex_);
+    while (!open_) changed_.Wait(&mutex_);
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TEST(FairExecutorTest, RunsAUsersWorkInOrderAndOneAtATime) {
+  std::vector<int> order;  // no lock: only one piece runs at a time
+  {
+    FairExecutor executor(4);
+    for (int i = 0; i < 1000; ++i) executor.Run(kAlice, [&, i] { order.push_back(i); });
+  }
+  ASSERT_EQ(order.size(), 1000u);
+  for (int i = 0; i < 1000; ++i) EXPECT_EQ(order[static_cast<std::size_t>(i)], i);
+}
+
+TEST(FairExecutorTest, RunReturnsBeforeTheWorkEnds) {
+  Gate gate, done;
+  FairExecutor executor(1);
+  executor.Run(kAlice, [&] { gate.Wait(); });
+  executor.Run(kAlice, [&] { done.Open(); });
+  gate.Open();  // not reached if Run() waits
+  done.Wait();
+}
+
+TEST(FairExecutorTest, OneUsersLongWorkLeavesAThreadToTheOthers) {
+  Gate gate, done;
+  FairExecutor executor(2);
+  for (int i = 0; i < 3; ++i) executor.Run(kAlice, [&] { gate.Wait(); });
+  executor.Run(kBob, [&] { done.Open(); });
+  done.Wait();  // for ever, if both threads serve the first user
+  gate.Open();
+}
+
+TEST(FairExecutorTest, UsersTakeTurns) {
+  std::string order;  // no lock: there is one thread
+  {
+    Gate gate;
+    FairExecutor executor(1);
+    executor.Run(kAlice, [&] { gate.Wait(); });
+    for (int i = 0; i < 3; ++i) executor.Run(kAlice, [&] { order += 'a'; });
+    for (int i = 0; i < 2; ++i) executor.Run(kBob, [&] { order += 'b'; });
+    gate.Open();
+  }
+  EXPECT_EQ(order, "babaa");
+}
+
+TEST(FairExecutorTest, DestructorRunsAllQueuedWork) {
+  int ran = 0;
+  {
+    Gate gate;
+    FairExecutor executor(1);
+    executor.Run(kAlice, [&] { gate.Wait(); });
+    for (int i = 0; i < 10; ++i) {
+      executor.Run(kAlice, [&] {
+        ++ran;
+        executor.Run(kBob, [&] { ++ran; });
+      });
+    }
+    gate.Open();
+  }
+  EXPECT_EQ(ran, 20);
+}
+
+TEST(FairExecutorTest, WorkIsDestroyedBeforeTheUsersNextRuns) {
+  FairExecutor executor(2);
+  Gate done;
+  auto held = std::make_shared<int>(7);
+  const std::weak_ptr<int> watched = held;
+  std::optional<bool> expired;
+  executor.Run(kAlice, [released = std::move(held)] {});
+  executor.Run(kAlice, [&] {
+    expired = watched.expired();
+    done.Open();
+  });
+  done.Wait();
+  EXPECT_EQ(expired, true);
+}
+
+TEST(FairExecutorTest, WorkOfManyThreadsAndUsersRuns) {
+  std::atomic<int> ran{0};
+  {
+    FairExecutor executor(3);
+    std::vector<std::thread> threads;
+    for (uid_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (uid_t i = 0; i < 1000; ++i) executor.Run((t + i) % 5, [&] { ++ran; });
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  EXPECT_EQ(ran, 4000);
+}
+
+}  // namespace
+}  // namespace gradsync::daemon

@@ -1,0 +1,133 @@
+#include "daemon/peer/peer_listener.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/logging.h"
+#include "daemon/base/mutex.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/temporary_directory.h"
+
+namespace gradsync::daemon {
+namespace {
+
+PeerAddress Loopback(std::uint16_t port) {
+  PeerAddress address;
+  address.host = "127.0.0.1";
+  address.port = port;
+  return address;
+}
+
+// Counts what the listener has accepted, and keeps it.
+class Accepted {
+ public:
+  void Add(UniqueFd connection) {
+    MutexLock lock(&mutex_);
+    connections_.push_back(std::move(connection));
+    changed_.NotifyAll();
+  }
+  bool Await(std::size_t count) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+    MutexLock lock(&mutex_);
+    while (connections_.size() < count) {
+      if (!changed_.WaitUntil(&mutex_, deadline)) return false;
+    }
+    return true;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<UniqueFd> connections_ ABSL_GUARDED_BY(mutex_);
+};
+
+UniqueFd MakeSocket() { return UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+
+bool Connect(const UniqueFd& socket, std::uint16_t port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  return connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
+}
+
+TEST(PeerListenerTest, PassesConnectionsOn) {
+  auto listener = PeerListener::Listen(Loopback(0));
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  ASSERT_NE((*listener)->port(), 0);
+  Accepted accepted;
+  (*listener)->Start([&](UniqueFd connection) { accepted.Add(std::move(connection)); });
+  const UniqueFd one = MakeSocket(), two = MakeSocket();
+  EXPECT_TRUE(Connect(one, (*listener)->port()));
+  EXPECT_TRUE(Connect(two, (*listener)->port()));
+  EXPECT_TRUE(accepted.Await(2));
+}
+
+TEST(PeerListenerTest, SaysWhyItCannotListen) {
+  const auto first = PeerListener::Listen(Loopback(0));
+  ASSERT_TRUE(first.ok());
+  const auto second = PeerListener::Listen(Loopback((*first)->port()));
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(second.status().message(), absl::StrCat("peer_listen: cannot listen on 127.0.0.1:",
+                                                    (*first)->port(), ": Address already in use"));
+  PeerAddress elsewhere = Loopback(0);
+  elsewhere.host = "192.0.2.1";
+  EXPECT_EQ(PeerListener::Listen(elsewhere).status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(PeerListenerTest, AcceptsNoMoreOnceStopped) {
+  auto listener = PeerListener::Listen(Loopback(0));
+  ASSERT_TRUE(listener.ok());
+  (*listener)->Start([](UniqueFd) {});
+  (*listener)->Stop();
+  (*listener)->Stop();
+  EXPECT_FALSE(Connect(MakeSocket(), (*listener)->port()));
+}
+
+// CVE-2023-4785: gRPC's own loop accepts nothing any more after this.
+TEST(PeerListenerTest, AcceptsAgainAfterTheProcessHasRunOutOfDescriptors) {
+  TemporaryDirectory directory;
+  LogOptions log;
+  log.file = directory.File("log");
+  ASSERT_TRUE(InitLogging(log).ok());
+  auto listener = PeerListener::Listen(Loopback(0));
+  ASSERT_TRUE(listener.ok());
+  Accepted accepted;
+  (*listener)->Start([&](UniqueFd connection) { accepted.Add(std::move(connection)); });
+  const UniqueFd client = MakeSocket();
+  const UniqueFd lines(open(log.file.c_str(), O_RDONLY | O_CLOEXEC));
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  // No more than are open already.
+  const int next = fcntl(client.get(), F_DUPFD_CLOEXEC, 0);
+  ASSERT_GE(next, 0);
+  close(next);
+  const rlimit none{static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_TRUE(Connect(client, (*listener)->port()));
+  // Until it has tried in vain.
+  std::string said;
+  const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
+  while (said.find("cannot accept connections now") == std::string::npos && NowNs() < give_up_ns) {
+    char bytes[4096];
+    const ssize_t size = read(lines.get(), bytes, sizeof(bytes));
+    if (size > 0) said.append(bytes, static_cast<std::size_t>(size));
+  }
+  EXPECT_NE(said.find("Too many open files"), std::string::npos) << said;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(accepted.Await(1));
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
