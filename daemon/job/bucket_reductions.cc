@@ -37,6 +37,7 @@ BucketReductions::BucketReductions(const LayoutPlan& plan, const LayoutAgreement
     operation.count = plan_.buckets[i].count;
     const ReduceOp op = OpOf(i);
     operation.op = op == ReduceOp::kAverage ? ReduceOp::kSum : op;
+    operation.user = terms_.user;
     operation.flow = terms_.flow;
     operation.measure = !IsOrderFree(op, operation.dtype);
     operation.channel = agreement_.channel();

@@ -10,6 +10,10 @@
 namespace gradsync::daemon {
 namespace {
 
+// A reduce thread tells the ranks itself of a bucket's end, and of a step's, if there are no more
+// buckets times ranks: then it takes less than half a millisecond.
+constexpr std::size_t kToldAtOnce = 4096;
+
 // Each job has its own share of the reduce threads. Any number that is unique among live jobs
 // identifies it.
 std::uint64_t FlowOf(const Job* job) { return reinterpret_cast<std::uintptr_t>(job); }
@@ -36,10 +40,14 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     const uid_t user = job_->identity_.uid;
     job_->mutex_.Unlock();
     // Wakes the waiters first: the reductions could take their cores.
-    for (const auto& sink : actions_.flushes) sink->Flush();
-    for (ReduceOperation* reduction : actions_.reductions) {
-      job_->ReducerOf(*reduction, node_group)->Reduce(reduction);
+    if (flush_later_) {
+      job_->environment_.executor->Run(user, [flushes = std::move(actions_.flushes)] {
+        for (const auto& sink : flushes) sink->Flush();
+      });
+    } else {
+      for (const auto& sink : actions_.flushes) sink->Flush();
     }
+    job_->Reduce(actions_.reductions, node_group);
     for (const GivenUpStep& step : actions_.given_up) {
       job_->environment_.gpu_reducer->GiveUp(step);
     }
@@ -53,10 +61,13 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     }
   }
   DeferredActions* actions() { return &actions_; }
+  // Leaves the sending of messages to the executor.
+  void FlushLater() { flush_later_ = true; }
 
  private:
   Job* const job_;
   DeferredActions actions_;
+  bool flush_later_ = false;
 };
 
 Reducer* Job::ReducerOf(const ReduceOperation& operation, Reducer* node_group) const {
@@ -65,12 +76,23 @@ Reducer* Job::ReducerOf(const ReduceOperation& operation, Reducer* node_group) c
   return node_group;
 }
 
+void Job::Reduce(absl::Span<ReduceOperation* const> operations, Reducer* node_group) const {
+  // Nearly always all of them have one reducer.
+  while (!operations.empty()) {
+    Reducer* const reducer = ReducerOf(*operations.front(), node_group);
+    std::size_t same = 1;
+    while (same < operations.size() && ReducerOf(*operations[same], node_group) == reducer) ++same;
+    reducer->ReduceAll(operations.subspan(0, same));
+    operations.remove_prefix(same);
+  }
+}
+
 Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
          const JobEnvironment& environment)
     : identity_(std::move(identity)),
       world_size_(world_size),
       environment_(environment),
-      terms_{identity_.job_id, FlowOf(this), options},
+      terms_{identity_.job_id, identity_.uid, FlowOf(this), options},
       members_(world_size, environment.node_name),
       layouts_(
           terms_, &members_, environment.max_buckets_per_layout,
@@ -79,6 +101,8 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             // Outlives the transaction, which unlocks the job.
             const auto self = shared_from_this();
             Transaction transaction(this);
+            // Other users wait for the reduce thread, and each rank's StepDone names every bucket.
+            if (layout->plan().buckets.size() * world_size_ > kToldAtOnce) transaction.FlushLater();
             // Fails the job before the bucket counts as reduced, so that no step with a failed
             // bucket is complete.
             FailLocked(failure);

@@ -194,6 +194,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   class Transaction;
 
   Reducer* ReducerOf(const ReduceOperation& operation, Reducer* node_group) const;
+  void Reduce(absl::Span<ReduceOperation* const> operations, Reducer* node_group) const;
 
   // Ends the sessions of the ranks that have left for good, unless policy `hold` makes them wait.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

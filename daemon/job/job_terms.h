@@ -13,7 +13,9 @@ namespace gradsync::daemon {
 // Constant. Owned by the job, which outlives every reference to it.
 struct JobTerms {
   std::string job_id;
-  std::uint64_t flow = 0;  // the job's share of the reduce threads (ReduceOperation::flow)
+  // The job's share of the reduce threads (ReduceOperation).
+  std::uint32_t user = 0;
+  std::uint64_t flow = 0;
   JobOptions options;
 };
 

@@ -352,6 +352,7 @@ void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredA
   const ReduceOperation& reduction = reductions_[index];
   copy->check.dtype = reduction.dtype;
   copy->check.count = reduction.count;
+  copy->check.user = reduction.user;
   copy->check.flow = reduction.flow;
   copy->check.measure = reduction.measure;
   copy->check.SetBuffers({to});

@@ -41,6 +41,7 @@ std::string OperationSpec::Describe() const {
 OperationChannel::OperationChannel(const JobTerms& terms, Membership* members, OnMoved reduced,
                                    OnMoved copied)
     : terms_(terms), members_(members), copied_(std::move(copied)), ranks_(members->world_size()) {
+  reduction_.user = terms.user;
   reduction_.flow = terms.flow;
   reduction_.done = [this, reduced = std::move(reduced)](const ReduceTimes&) {
     reduced(reduction_.failure);

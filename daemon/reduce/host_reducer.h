@@ -18,22 +18,28 @@ namespace gradsync::daemon {
 // Thread-safe. Owns its threads. The submitters own the operations (see Reducer).
 //
 // A small operation runs on the submitter's thread before Reduce() returns, so it may overtake
-// larger ones of its flow. A larger one is cut into slices. Slices begin in the order of submission
-// within a flow, and by turns between flows. The thread that finishes the last slice calls done().
-// So the done() of two operations of a flow may run at the same time, or in reverse order.
+// larger ones of its flow; of several operations, ReduceAll() runs as many as one small one may
+// cost. Another one is cut into slices. Slices begin in the order of submission within a flow. The
+// next slice is that of the user who has had the least of the reduce threads, and of this user's
+// flow that has had the least: counted in bytes, and for each operation what telling its ranks
+// costs. The thread that finishes the last slice calls done(). So the done() of two operations of a
+// flow may run at the same time, or in reverse order.
 //
 // Idle threads sleep. Reduce() allocates nothing once its queues have grown to the most operations
 // ever outstanding.
 class HostReducer final : public Reducer {
  public:
-  // An operation that reads and writes no more bytes than this runs on the submitter's thread. At
-  // 10 GB/s and more it takes no longer than the 25 microseconds in which another thread wakes up.
+  // Operations that together read and write no more bytes than this run on the submitter's thread.
+  // At 10 GB/s and more they take no longer than the 25 microseconds in which another thread wakes
+  // up.
   static constexpr std::size_t kInlineTrafficBytes = 256 * 1024;
-  // Bounds of a slice, in bytes of one buffer. With smaller slices, cutting costs more than it wins
-  // (64 KiB: 5 to 16 % slower). With larger ones, another flow would wait too long for its turn
-  // (two ranks: 32 MiB of traffic, about 2 ms).
-  static constexpr std::size_t kMinSliceBytes = std::size_t{1} << 20;
-  static constexpr std::size_t kMaxSliceBytes = std::size_t{8} << 20;
+  // Bounds of a slice. With smaller slices, cutting costs more than it wins (64 KiB of one buffer:
+  // 5 to 16 % slower). With larger ones, another user would wait too long for a turn: 4 MiB read
+  // and written take about 0.3 ms.
+  static constexpr std::size_t kMinSliceBytes = std::size_t{1} << 20;    // of one buffer
+  static constexpr std::size_t kMaxSliceTraffic = std::size_t{4} << 20;  // read and written
+  // ... but of many ranks each slice has as many bytes of one buffer as this.
+  static constexpr std::size_t kLeastSliceBytes = std::size_t{128} << 10;
   // Slices begin at multiples of this in a bucket, so no two threads write one pair of cache lines.
   static constexpr std::size_t kSliceAlignment = 128;
 
@@ -45,7 +51,8 @@ class HostReducer final : public Reducer {
   HostReducer(const HostReducer&) = delete;
   HostReducer& operator=(const HostReducer&) = delete;
 
-  void Reduce(ReduceOperation* operation) override;
+  void Reduce(ReduceOperation* operation) override { ReduceAll({&operation, 1}); }
+  void ReduceAll(absl::Span<ReduceOperation* const> operations) override;
 
   int threads() const { return static_cast<int>(threads_.size()); }
 
@@ -59,9 +66,18 @@ class HostReducer final : public Reducer {
     std::uint32_t slices;
     std::uint32_t begun;  // slices handed out
   };
+  // What a user has had of the reduce threads, in bytes. Only differences between users count.
+  struct User {
+    std::uint32_t id = 0;
+    std::uint64_t served = 0;
+    std::uint64_t flow_served = 0;  // of the flow whose slice began last
+    std::size_t active = 0;         // flows
+  };
   // Operations of one flow that have slices left to begin. A ring that grows and never shrinks.
   struct Flow {
     std::uint64_t id = 0;
+    User* user = nullptr;
+    std::uint64_t served = 0;
     std::size_t first = 0;
     std::size_t size = 0;
     std::vector<Queued> ring;
@@ -77,8 +93,11 @@ class HostReducer final : public Reducer {
   };
 
   std::uint32_t SliceCount(const ReduceOperation& operation) const;
+  static std::uint64_t CostOf(const Slice& slice);
   static void RunSlice(const Slice& slice);
+  static void RunInline(ReduceOperation* operation);
   void Run();
+  User* UserLocked(std::uint32_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PushLocked(const Queued& queued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Requires active_ > 0.
   Slice NextSliceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -87,13 +106,14 @@ class HostReducer final : public Reducer {
 
   Mutex mutex_;
   CondVar work_;  // a flow is active, or stopping_
-  // The first active_ flows have work. The others are empty; they stay because their rings have
-  // storage. A linear search over the active ones finds a flow. They are few: one per job with a
-  // bucket in progress.
+  // The first active_ flows have work, the longest active one first. The others are empty; they
+  // stay because their rings have storage. A linear search over the active ones finds a flow. They
+  // are few: one per job with a bucket in progress.
   std::vector<std::unique_ptr<Flow>> flows_ ABSL_GUARDED_BY(mutex_);
   std::size_t active_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::size_t turn_ ABSL_GUARDED_BY(mutex_) =
-      0;  // the flow that is served next; below active_, or 0
+  // Users that have work, or have had more than the others.
+  std::vector<std::unique_ptr<User>> users_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t served_ ABSL_GUARDED_BY(mutex_) = 0;  // of the user whose slice began last
   std::size_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 

@@ -17,6 +17,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "daemon/arena/device_arena.h"
 #include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
@@ -95,7 +96,10 @@ struct ReduceOperation {
   std::uint32_t bucket = 0;
   std::uint64_t number = 0;
 
-  std::uint64_t flow = 0;  // reduce threads are shared fairly between flows; a flow is a job
+  // Reduce threads are shared fairly between users, and between the flows of a user. A flow is a
+  // job.
+  std::uint32_t user = 0;
+  std::uint64_t flow = 0;
   bool measure = false;    // gather `stats` on the way; false if IsOrderFree(op, dtype)
 
   // Statistics of the result, if `measure`. Valid from done() until the next submission.
@@ -138,6 +142,11 @@ class Reducer {
   virtual ~Reducer() = default;
   // Begins the reduction. `operation` stays alive and untouched until its done() has been called.
   virtual void Reduce(ReduceOperation* operation) = 0;
+  // Begins several, which one message has caused. A reducer may bound what they cost the caller
+  // together.
+  virtual void ReduceAll(absl::Span<ReduceOperation* const> operations) {
+    for (ReduceOperation* operation : operations) Reduce(operation);
+  }
   // Ends the operations of this step that still wait for the gradients of some rank: each calls
   // done() soon, with is_void set. An operation whose gradients have all arrived continues.
   virtual void GiveUp(const GivenUpStep& /*step*/) {}

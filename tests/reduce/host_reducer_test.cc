@@ -43,11 +43,12 @@ class Countdown {
 // An operation with its memory. Element i of buffer r is r + 1 + i % 8.
 class Bucket {
  public:
-  Bucket(std::size_t bytes, std::size_t ranks, std::uint64_t flow = 0) {
+  Bucket(std::size_t bytes, std::size_t ranks, std::uint64_t flow = 0, std::uint32_t user = 0) {
     operation_.dtype = DataType::kFloat32;
     operation_.count = bytes / sizeof(float);
     operation_.scale = 1.0 / static_cast<double>(ranks);
     operation_.flow = flow;
+    operation_.user = user;
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       memory_.push_back(std::make_unique<std::vector<float>>(operation_.count));
       operation_.host().buffers.push_back(reinterpret_cast<std::byte*>(memory_.back()->data()));
@@ -329,8 +330,9 @@ class Order {
  public:
   Order() : reducer_(std::make_unique<HostReducer>(1)) { plug_.Occupy(reducer_.get()); }
 
-  void Submit(const std::string& name, std::size_t bytes, std::uint64_t flow) {
-    buckets_.push_back(std::make_unique<Bucket>(bytes, 2, flow));
+  void Submit(const std::string& name, std::size_t bytes, std::uint64_t flow,
+              std::uint32_t user = 0) {
+    buckets_.push_back(std::make_unique<Bucket>(bytes, 2, flow, user));
     buckets_.back()->operation()->done = [this, name](const ReduceTimes&) {
       order_.push_back(name);
     };
@@ -371,9 +373,50 @@ TEST(HostReducerTest, FlowsTakeTurns) {
 
 TEST(HostReducerTest, LargeOperationYieldsToOtherFlowsBetweenSlices) {
   Order order;
-  order.Submit("large", 3 * HostReducer::kMaxSliceBytes, 1);
+  order.Submit("large", 3 * HostReducer::kMaxSliceTraffic / 4, 1);
   order.Submit("small", kOneSlice, 2);
   EXPECT_EQ(order.Finish(), (std::vector<std::string>{"small", "large"}));
+}
+
+TEST(HostReducerTest, UsersTakeTurnsHoweverManyFlowsTheyHave) {
+  Order order;
+  for (int i = 1; i <= 3; ++i) order.Submit("a" + std::to_string(i), kOneSlice, i, /*user=*/1);
+  for (int i = 1; i <= 3; ++i) order.Submit("b" + std::to_string(i), kOneSlice, 9, /*user=*/2);
+  EXPECT_EQ(order.Finish(), (std::vector<std::string>{"a1", "b1", "a2", "b2", "a3", "b3"}));
+}
+
+TEST(HostReducerTest, TurnsAreCountedInBytes) {
+  Order order;
+  // Twice kOneSlice is one slice too.
+  for (int i = 1; i <= 2; ++i) order.Submit("A" + std::to_string(i), 2 * kOneSlice, 1, /*user=*/1);
+  for (int i = 1; i <= 4; ++i) order.Submit("b" + std::to_string(i), kOneSlice, 2, /*user=*/2);
+  EXPECT_EQ(order.Finish(), (std::vector<std::string>{"A1", "b1", "b2", "A2", "b3", "b4"}));
+}
+
+TEST(HostReducerTest, ManySmallOperationsOfOneMessageDoNotHoldTheSubmitter) {
+  HostReducer reducer(1);
+  Plug plug;
+  plug.Occupy(&reducer);
+  constexpr std::size_t kOperations = 20;
+  std::vector<std::unique_ptr<Bucket>> buckets;
+  std::vector<ReduceOperation*> operations;
+  const std::thread::id submitter = std::this_thread::get_id();
+  std::atomic<std::size_t> here{0};
+  Countdown all(kOperations);
+  for (std::size_t i = 0; i < kOperations; ++i) {
+    // Four of them have as much traffic as may run inline.
+    buckets.push_back(std::make_unique<Bucket>(HostReducer::kInlineTrafficBytes / 16, 2));
+    operations.push_back(buckets.back()->operation());
+    operations.back()->done = [&](const ReduceTimes&) {
+      if (std::this_thread::get_id() == submitter) ++here;
+      all.Down();
+    };
+  }
+  reducer.ReduceAll(operations);
+  EXPECT_EQ(here, 4u);
+  plug.Release();
+  all.Wait();
+  for (const auto& bucket : buckets) EXPECT_TRUE(bucket->Averaged());
 }
 
 // A flow that submits its next operation when one is done gets only one turn in each round,
@@ -409,7 +452,7 @@ TEST(HostReducerTest, ReturningFlowWaitsForItsTurn) {
   plug.Release();
   all.Wait();
   // b leaves the round when its operation is done, and comes back at the round's end.
-  EXPECT_EQ(order, "abcabcabcabc");
+  EXPECT_EQ(order, "abcacbacbacb");
 }
 
 TEST(HostReducerTest, DestructorFinishesSubmittedOperations) {

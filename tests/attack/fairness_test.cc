@@ -1,0 +1,72 @@
+// A user's work does not delay another user's job for long: each takes its turn. Runs outside
+// Bazel's sandbox: inside it root cannot become another user.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/attack/neighbours.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/test_daemon.h"
+#include "tests/kit/wake_up_delay.h"
+
+namespace gradsync::attack {
+namespace {
+
+struct Case {
+  std::string attack;
+  std::string neighbour;
+  std::vector<std::string> options;  // of innocent.cc
+};
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* attack : {"inline_reductions", "large_buckets", "mapping"}) {
+    // Buckets that are reduced on the thread that reads the message, and on the reduce threads.
+    cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}});
+    cases.push_back({attack, "LargeBuckets", {"--buckets=2", "--count=1048576"}});
+  }
+  return cases;
+}
+
+class Fairness : public testing::TestWithParam<Case> {};
+
+TEST_P(Fairness, ANeighboursStepsKeepTheirTime) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  constexpr int kSteps = 300;
+  const TestDaemon daemon;
+  LetEveryoneIn(daemon);
+  InnocentJob job(daemon, GetParam().options);
+  ASSERT_TRUE(job.ready());
+  job.Run(kSteps);  // warm
+  const std::uint64_t idle_since_ns = NowNs();
+  const StepTimes idle = job.Run(kSteps);
+  ASSERT_EQ(idle.error, "");
+
+  const Attacker attacker(daemon, GetParam().attack);
+  ASSERT_TRUE(attacker.ready());
+  const std::uint64_t since_ns = NowNs();
+  const StepTimes attacked = job.Run(kSteps);
+  std::cout << "idle: " << idle << "\nattacked: " << attacked << std::endl;
+  ASSERT_EQ(attacked.error, "");
+  EXPECT_EQ(attacked.wrong, 0u);
+  EXPECT_LE(attacked.p50_us * 1000, FairBoundNs(3 * idle.p50_us * 1000, since_ns));
+  EXPECT_LE(attacked.p99_us * 1000,
+            FairBoundNs(5 * std::max(idle.p99_us, idle.p50_us) * 1000, idle_since_ns));
+
+  // Another job of the innocent user begins meanwhile.
+  InnocentJob another(daemon, {"--job=another"});
+  EXPECT_TRUE(another.ready());
+  EXPECT_EQ(another.Run(20).error, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Attacks, Fairness, testing::ValuesIn(Cases()), [](const auto& one) {
+  return one.param.attack + "_" + one.param.neighbour;
+});
+
+}  // namespace
+}  // namespace gradsync::attack
