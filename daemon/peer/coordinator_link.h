@@ -41,7 +41,7 @@ struct LinkContext {
   std::size_t max_buckets = 4096;
   EngineMaker make_engine;
   UserExecutor* executor = nullptr;  // frees ranks' memory
-  Executor* reaper = nullptr;    // destroys engines, each on a thread of its own
+  Executor* reaper = nullptr;        // destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
   bool tls = false;           // the coordinator has shown a certificate
   JobFinder* here = nullptr;  // this node's jobs, in case the coordinator is this daemon itself

@@ -100,7 +100,7 @@ struct ReduceOperation {
   // job.
   std::uint32_t user = 0;
   std::uint64_t flow = 0;
-  bool measure = false;    // gather `stats` on the way; false if IsOrderFree(op, dtype)
+  bool measure = false;  // gather `stats` on the way; false if IsOrderFree(op, dtype)
 
   // Statistics of the result, if `measure`. Valid from done() until the next submission.
   GradientStats stats;
