@@ -77,10 +77,26 @@ absl::StatusOr<absl::Duration> ParseTime(std::string_view text) {
         absl::StrCat(Quoted(text),
                      " is not a duration: whole numbers with ms, s, m or h, such as 30s or 1h30m"));
   }
+  if (value == absl::InfiniteDuration()) {
+    return absl::OutOfRangeError(absl::StrCat(Quoted(text), " is too long"));
+  }
   return value;
 }
 
-std::string FormatTime(absl::Duration duration) { return absl::FormatDuration(duration); }
+std::string FormatTime(absl::Duration duration) {
+  struct TimeUnit {
+    absl::Duration size;
+    const char* name;
+  };
+  std::string text;
+  for (const TimeUnit& unit : {TimeUnit{absl::Hours(1), "h"}, TimeUnit{absl::Minutes(1), "m"},
+                               TimeUnit{absl::Seconds(1), "s"},
+                               TimeUnit{absl::Milliseconds(1), "ms"}}) {
+    const std::int64_t count = absl::IDivDuration(duration, unit.size, &duration);
+    if (count > 0) absl::StrAppend(&text, count, unit.name);
+  }
+  return text.empty() ? "0s" : text;
+}
 
 absl::StatusOr<bool> ParseBool(std::string_view text) {
   if (text == "true") return true;

@@ -24,7 +24,8 @@ bool IsName(absl::string_view text) {
 
 // A DNS name, an IPv4 address, or an IPv6 address, which may end in a zone ("fe80::2%eth0").
 bool IsHost(absl::string_view host) {
-  if (host.size() > 255) return false;
+  // What reads C strings would see only the part before a NUL.
+  if (host.size() > 255 || absl::StrContains(host, '\0')) return false;
   if (!absl::StrContains(host, ':')) return IsName(host);
   const std::size_t percent = host.find('%');
   in6_addr address;
@@ -70,8 +71,11 @@ absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16
   }
   std::uint32_t number = default_port;
   address.port_given = !port.empty();
-  const bool good = port.empty() || (port.front() == ':' &&
-                                     absl::SimpleAtoi(port.substr(1), &number) && number <= 65535);
+  // SimpleAtoi() also takes blanks and signs.
+  const bool good =
+      port.empty() || (port.front() == ':' && port.size() > 1 &&
+                       std::all_of(port.begin() + 1, port.end(), absl::ascii_isdigit) &&
+                       absl::SimpleAtoi(port.substr(1), &number) && number <= 65535);
   if (!good || !IsHost(host)) {
     return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                      absl::StrCat("'", text, "' is not a host or host:port of a daemon"));

@@ -23,7 +23,10 @@ worker::Error EncodeError(const absl::Status& status) {
 }
 
 absl::Status DecodeError(const worker::Error& error) {
-  const auto code = static_cast<absl::StatusCode>(error.code());
+  // Another node's worker may send any number. An error is never OK.
+  const bool known = error.code() > 0 && error.code() <= 16;
+  const auto code =
+      known ? static_cast<absl::StatusCode>(error.code()) : absl::StatusCode::kUnknown;
   if (error.reason().empty()) return absl::Status(code, error.message());
   ErrorDetails details;
   details.reason = error.reason();

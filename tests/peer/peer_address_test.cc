@@ -58,6 +58,14 @@ TEST(PeerAddressTest, RefusesInvalidAddresses) {
   }
 }
 
+TEST(PeerAddressTest, RefusesWhatCStringsAndNumbersHide) {
+  EXPECT_FALSE(ParsePeerAddress(absl::string_view("::1\0.evil", 9), 7417).ok());
+  EXPECT_FALSE(ParsePeerAddress(absl::string_view("[::1\0]:80", 10), 7417).ok());
+  for (const char* text : {"node7: 80", "node7:+80", "node7:80 ", "node7:-0"}) {
+    EXPECT_FALSE(ParsePeerAddress(text, 7417).ok()) << text;
+  }
+}
+
 TEST(PeerAddressTest, RecognizesLoopbackAndWildcard) {
   for (const char* text :
        {"localhost", "LOCALHOST", "127.0.0.1", "127.3.2.1:9", "::1", "[0:0:0:0:0:0:0:1]"}) {
