@@ -37,9 +37,7 @@ class Break:
       ranks: how many there are.
     """
 
-    def __init__(
-        self, name: Optional[str], folder: pathlib.Path, rank: int, ranks: int
-    ) -> None:
+    def __init__(self, name: Optional[str], folder: pathlib.Path, rank: int, ranks: int) -> None:
         self._name = name
         self._folder = folder
         self._rank = rank

@@ -130,6 +130,4 @@ def first_difference(
     for rank, step in expected:
         if (rank, step) not in seen and step not in excused.get(rank, ()):
             differences.append(Difference(rank, step, "is missing"))
-    return min(
-        differences, key=lambda d: (d.step, d.what == "is missing", d.rank), default=None
-    )
+    return min(differences, key=lambda d: (d.step, d.what == "is missing", d.rank), default=None)

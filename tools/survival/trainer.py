@@ -193,9 +193,7 @@ def _train(folder: pathlib.Path, ends: contextlib.ExitStack) -> None:
     places.say(void=session.statistics().steps_void, complete=session.statistics().steps_complete)
     end = _hash_state(module, optimizer, scheduler)
     chain.add(
-        Link(
-            rank, session.incarnation, os.getpid(), settings.steps + 1, "end", "end", "end", end
-        )
+        Link(rank, session.incarnation, os.getpid(), settings.steps + 1, "end", "end", "end", end)
     )
     if not careful:
         model.leave()
