@@ -1,10 +1,11 @@
 // A user who attacks a daemon, until standard input ends.
 //
 //   attacker --attack=NAME --socket=PATH [--uid=N]
+//   attacker --list     prints the names of all attacks
 //
 // It prints READY when the attack is at its full strength, and goes on. It never fails for what the
 // daemon refuses: that is the daemon's defence. tests/attack and tools/soak run it beside innocent
-// jobs. The attacks are in kAttacks, at the end.
+// jobs. The attacks are in Attacks(), at the end.
 
 #include <grp.h>
 #include <grpcpp/generic/generic_stub.h>
@@ -264,6 +265,10 @@ int Main(int argc, char** argv) {
     const std::string flag = argv[i];
     const std::size_t equals = flag.find('=');
     flags[flag.substr(0, equals)] = equals == std::string::npos ? "" : flag.substr(equals + 1);
+  }
+  if (flags.count("--list") > 0) {
+    for (const auto& entry : Attacks()) std::cout << entry.first << "\n";
+    return 0;
   }
   const auto attack = Attacks().find(flags["--attack"]);
   if (attack == Attacks().end()) {
