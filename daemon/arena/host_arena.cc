@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,18 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kBlockBytes = 512;  // unit of st_blocks, whatever the file system
+// The kernel holds the lock of the process's mappings for as long as a call lasts. Other threads
+// then wait as soon as the allocator asks the kernel for memory. A piece takes less than 1 ms.
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
+
+// Calls call(begin, bytes) for one piece after the other, until it returns false.
+template <class Call>
+bool InPieces(std::byte* begin, std::size_t bytes, const Call& call) {
+  for (std::size_t at = 0; at < bytes; at += kPieceBytes) {
+    if (!call(begin + at, std::min(kPieceBytes, bytes - at))) return false;
+  }
+  return true;
+}
 
 }  // namespace
 
@@ -28,7 +41,10 @@ absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(const std::string& 
 HostArena::HostArena(SealedMemory memory, std::byte* address)
     : memory_(std::move(memory)), address_(address) {}
 
-HostArena::~HostArena() { munmap(address_, bytes()); }
+HostArena::~HostArena() {
+  InPieces(address_, bytes(),
+           [](std::byte* piece, std::size_t size) { return munmap(piece, size) == 0; });
+}
 
 absl::Status HostArena::CheckPopulated() const {
   struct stat file;
@@ -48,8 +64,10 @@ absl::Status HostArena::Accept(Faults faults) {
   if (absl::Status populated = CheckPopulated(); !populated.ok()) return populated;
   // EINVAL means a kernel before 5.14. The arena works without this call, but the first step is
   // slower.
-  if (faults == Faults::kNow && madvise(address_, bytes(), MADV_POPULATE_WRITE) != 0 &&
-      errno != EINVAL) {
+  const auto populate = [](std::byte* piece, std::size_t size) {
+    return madvise(piece, size, MADV_POPULATE_WRITE) == 0;
+  };
+  if (faults == Faults::kNow && !InPieces(address_, bytes(), populate) && errno != EINVAL) {
     return absl::ErrnoToStatus(
         errno, absl::StrCat("populating the mapping of an arena of ", bytes(), " bytes"));
   }
