@@ -1,9 +1,7 @@
 #include "daemon/app/daemon.h"
 
 #include <grpc/grpc.h>
-#include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/server_posix.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <systemd/sd-daemon.h>
@@ -27,21 +25,17 @@
 #include "daemon/reduce/combine.h"
 #include "daemon/reduce/host_reducer.h"
 #include "daemon/rpc/accept_loop.h"
-#include "daemon/rpc/asking_service.h"
 #include "daemon/rpc/connections.h"
-#include "daemon/rpc/gradsync_service.h"
 #include "daemon/rpc/grpc_log.h"
+#include "daemon/rpc/user_servers.h"
 #include "daemon/session/session_table.h"
 #include "daemon/worker/gpu_reducer.h"
 #include "daemon/worker/mps_control.h"
 #include "daemon/worker/worker_supervisor.h"
-#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
 
-constexpr int kStreamsPerConnection = 32;
-constexpr int kIdleConnectionMs = 30'000;
 // With two threads, one user's long work leaves one for the others.
 constexpr int kMappers = 2;
 constexpr int kCopiers = 2;
@@ -132,8 +126,7 @@ struct Daemon::Rooms {
 
   // ---- The steps of Daemon::Start(), in this order.
   absl::Status StartPeers();
-  void MakeServices();
-  absl::Status StartServer();
+  void MakeServers();
   absl::Status StartAccepting(Sockets sockets);
 
   // Ends the MPS client of a lost trainer whose process still lives. Otherwise its stream could go
@@ -170,9 +163,7 @@ struct Daemon::Rooms {
   DescriptorQuota descriptors{DescriptorQuota::PerUserOfProcess()};
   Connections connections{&descriptors};
   FairExecutor answerer{kAnswerers};  // works out answers of Introspection
-  std::unique_ptr<GradsyncService> gradsync_service;
-  std::unique_ptr<AskingService> asking_service;
-  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<UserServers> servers;
   std::unique_ptr<AcceptLoop> accept_loop;
 };
 
@@ -197,12 +188,19 @@ absl::Status Daemon::Rooms::StartPeers() {
   return absl::OkStatus();
 }
 
-void Daemon::Rooms::MakeServices() {
-  gradsync_service =
-      std::make_unique<GradsyncService>(SessionContext{&sessions, &clock, DecodeLimitsOf(options),
-                                                       absl::StrCat("gradsyncd ", kVersion)},
-                                        &connections);
-  IntrospectionContext context;
+void Daemon::Rooms::MakeServers() {
+  // Without a grpc_shutdown(): the last one joins gRPC's poller of writes that found a full socket,
+  // which may sleep for 10 s more, and the daemon has to answer SIGTERM within 30 s.
+  grpc_init();
+  // Ours answers: asking_service.h says why.
+  grpc::EnableDefaultHealthCheckService(false);
+  UserServers::Environment environment;
+  environment.sessions = {&sessions, &clock, DecodeLimitsOf(options),
+                          absl::StrCat("gradsyncd ", kVersion)};
+  environment.connections = &connections;
+  environment.answerer = &answerer;
+  environment.reaper = &worker_reaper;
+  IntrospectionContext& context = environment.introspection;
   context.sessions = &sessions;
   context.jobs = &jobs;
   context.quota = &quota;
@@ -223,39 +221,18 @@ void Daemon::Rooms::MakeServices() {
     context.warnings = peers->warnings();
     context.notices = peers->notices();
   }
-  asking_service = std::make_unique<AskingService>(std::move(context), &connections, &answerer);
-}
-
-absl::Status Daemon::Rooms::StartServer() {
-  // Without a grpc_shutdown(): the last one joins gRPC's poller of writes that found a full socket,
-  // which may sleep for 10 s more, and the daemon has to answer SIGTERM within 30 s.
-  grpc_init();
-  // Ours answers: asking_service.h says why.
-  grpc::EnableDefaultHealthCheckService(false);
-  grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
-  // gRPC limits a message before and after it decompresses it, not meanwhile.
-  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  // Otherwise a connection without a call keeps its descriptors for ever.
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
-  gradsync_service->Register(&builder);
-  asking_service->Register(&builder);
-  server = builder.BuildAndStart();
-  if (server == nullptr) return absl::InternalError("gRPC's server did not start");
-  gradsync_service->Start();
-  asking_service->Start();
-  return absl::OkStatus();
+  servers = std::make_unique<UserServers>(std::move(environment));
 }
 
 absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   AcceptLoop::Hooks hooks;
-  hooks.connected = [this](int fd) { grpc::AddInsecureChannelFromFd(server.get(), fd); };
+  hooks.connected = [this](UniqueFd connection, uid_t uid) {
+    return servers->Connect(std::move(connection), uid);
+  };
   hooks.tick = [this] {
     sessions.Tick();
-    gradsync_service->Tick(clock.NowNs());
-    asking_service->Tick(clock.NowNs());
-    return workers->Tick();
+    const bool any_server = servers->Tick(clock.NowNs());
+    return workers->Tick() || any_server;
   };
   std::uint64_t watchdog_us = 0;
   if (sd_watchdog_enabled(/*unset_environment=*/0, &watchdog_us) > 0) {
@@ -276,8 +253,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   if (!sockets.ok()) return sockets.status();
   auto rooms = std::make_unique<Rooms>(options);
   if (absl::Status status = rooms->StartPeers(); !status.ok()) return status;
-  rooms->MakeServices();
-  if (absl::Status status = rooms->StartServer(); !status.ok()) return status;
+  rooms->MakeServers();
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(rooms)));  // its destructor stops the server
   Rooms& r = *daemon->rooms_;
   if (absl::Status status = r.StartAccepting(*std::move(sockets)); !status.ok()) return status;
@@ -301,7 +277,7 @@ void Daemon::ServeUntilSignal() {
 
   Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal_number)}});
   sd_notify(0, "STOPPING=1\nSTATUS=Draining");
-  r.asking_service->StopServing();
+  r.servers->Drain();
   r.sessions.Drain();
   const std::string node = NodeName(r.options.node_name);
   const absl::Status why = MakeError(
@@ -321,7 +297,7 @@ void Daemon::ServeUntilSignal() {
   r.jobs.EndAll(why);
   if (r.peers != nullptr) r.peers->EndAll(why);
   deadline = absl::Now() + kTeardown;
-  while (!hurry && !r.gradsync_service->Idle() && absl::Now() < deadline) {
+  while (!hurry && !r.servers->Idle() && absl::Now() < deadline) {
     hurry = StopSignalWithin(kDrainCheck);
   }
   Log(LogLevel::kInfo, "stopped", {{"sessions_open", r.sessions.Sessions().size()}});
@@ -329,12 +305,8 @@ void Daemon::ServeUntilSignal() {
 
 Daemon::~Daemon() {
   Rooms& r = *rooms_;
-  r.accept_loop.reset();                                 // no new connection, no tick
-  r.server->Shutdown(std::chrono::system_clock::now());  // cancels the streams that are left
-  r.gradsync_service->Stop();
-  r.asking_service->Stop();
-  r.server->Wait();
-  r.server.reset();
+  r.accept_loop.reset();  // no new connection, no tick
+  r.servers->Stop();      // cancels the streams that are left
   r.peers.reset();
   r.workers->Shutdown();
   r.reducer.reset();

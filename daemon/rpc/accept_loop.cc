@@ -257,7 +257,12 @@ bool AcceptLoop::AcceptConnection() {
     process.caller = *caller;
     Watch(caller->pidfd->get(), EPOLLIN, std::move(process));
   }
-  hooks_.connected(admitted->for_grpc.release());
+  if (absl::Status given = hooks_.connected(std::move(admitted->for_grpc), caller->uid);
+      !given.ok()) {
+    LogLimited(LogLevel::kWarning, "connection refused",
+               {{"uid", caller->uid}, {"pid", caller->pid}, {"why", given.message()}});
+    shutdown(fd, SHUT_RDWR);  // the loop sees its end
+  }
   ArmTick(true);
   return true;
 }

@@ -29,8 +29,9 @@ namespace gradsync::daemon {
 class AcceptLoop {
  public:
   struct Hooks {
-    // Gives a connection to gRPC, which owns the descriptor from then on.
-    std::function<void(int fd)> connected;
+    // Gives a connection of a user to gRPC, which owns the descriptor from then on. Not OK: it is
+    // closed.
+    std::function<absl::Status(UniqueFd connection, uid_t uid)> connected;
     // Called every kTickMs while a session is open, or while it returns true.
     std::function<bool()> tick;
     // Called every `watchdog_period`, unless that is zero.

@@ -133,6 +133,13 @@ TEST_F(MemoryTest, FirstMessagesAreSmall) {
   EXPECT_LT(Cost(), 200 * kMiB);
 }
 
+// gRPC would hold them whole before it looks at their length.
+TEST_F(MemoryTest, MessagesThatAreFarTooLongAreNotHeld) {
+  Attacker attacker(daemon_, {"messages", "8", std::to_string(256 * kMiB)});
+  EXPECT_THAT(Attack(&attacker), testing::StartsWith("8 8 "));
+  EXPECT_LT(Cost(), 200 * kMiB);
+}
+
 // A message that is as large as it may be.
 TEST_F(MemoryTest, MessagesLeaveNothingBehind) {
   Attacker attacker(daemon_, {"messages", "256", "65000"});

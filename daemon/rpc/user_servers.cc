@@ -1,0 +1,203 @@
+#include "daemon/rpc/user_servers.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/server_posix.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
+#include "daemon/base/logging.h"
+#include "daemon/rpc/asking_service.h"
+#include "daemon/rpc/gradsync_service.h"
+#include "proto/gradsync/limits.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr int kStreamsPerConnection = 32;
+constexpr int kIdleConnectionMs = 30'000;
+// What gRPC may hold for a user before it ends streams: for what has no session yet, and for each
+// session, whose connection has buffers of about 64 KiB.
+constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
+constexpr std::size_t kQuotaBytesPerSession = 128 << 10;
+// A server without a connection is ended after this.
+constexpr std::uint64_t kIdleServerNs = 30'000'000'000;
+
+}  // namespace
+
+// The server of one user.
+class UserServers::Server {
+ public:
+  // INTERNAL: gRPC does not start it.
+  static absl::StatusOr<std::shared_ptr<Server>> Start(const Environment& environment, uid_t uid) {
+    auto server = std::make_shared<Server>(environment);
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+    // gRPC limits a message before and after it decompresses it, not meanwhile.
+    builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+    // Otherwise a connection without a call keeps its descriptors for ever.
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+    // Otherwise the windows of streams grow, and many honest streams can exceed the quota together.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    const std::size_t sessions = environment.sessions.sessions->policy().quota_sessions_per_user;
+    builder.SetResourceQuota(grpc::ResourceQuota(absl::StrCat("user ", uid))
+                                 .Resize(kQuotaBytes + sessions * kQuotaBytesPerSession));
+    server->sessions_.Register(&builder);
+    server->asking_.Register(&builder);
+    server->server_ = builder.BuildAndStart();
+    if (server->server_ == nullptr) {
+      server->sessions_.Stop();
+      server->asking_.Stop();
+      return absl::InternalError("gRPC's server did not start");
+    }
+    server->sessions_.Start();
+    server->asking_.Start();
+    return server;
+  }
+
+  explicit Server(const Environment& environment)
+      : sessions_(environment.sessions, environment.connections),
+        asking_(environment.introspection, environment.connections, environment.answerer) {}
+
+  void Connect(UniqueFd connection) {
+    grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
+  }
+  void Drain() { asking_.StopServing(); }
+  void Tick(std::uint64_t now_ns) {
+    sessions_.Tick(now_ns);
+    asking_.Tick(now_ns);
+  }
+  GradsyncService& sessions() { return sessions_; }
+
+  // The two halves of its end: the first one cancels every call, the second one waits.
+  void Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
+  // Thread-safe and idempotent. Includes the first half.
+  void Stop() {
+    MutexLock lock(&stop_mutex_);
+    if (server_ == nullptr) return;
+    Shutdown();
+    sessions_.Stop();
+    asking_.Stop();
+    server_->Wait();
+    server_.reset();
+    stopped_.store(true);
+  }
+  bool stopped() const { return stopped_.load(); }
+
+  // Used by Tick() alone.
+  std::uint64_t unused_since_ns = 0;  // 0: it is used
+
+ private:
+  GradsyncService sessions_;
+  AskingService asking_;
+  std::unique_ptr<grpc::Server> server_;
+  Mutex stop_mutex_;
+  std::atomic<bool> stopped_{false};
+};
+
+UserServers::UserServers(Environment environment) : environment_(std::move(environment)) {}
+UserServers::~UserServers() = default;
+
+absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(uid_t uid) {
+  MutexLock lock(&mutex_);
+  if (stopped_) return absl::UnavailableError("the daemon is stopping");
+  if (const auto found = servers_.find(uid); found != servers_.end()) return found->second;
+  if (servers_.size() >= kMaxUsers && uid != 0 && uid != geteuid()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(servers_.size(), " users are connected, as many as may be at a time"));
+  }
+  auto server = Server::Start(environment_, uid);
+  if (!server.ok()) return server;
+  if (draining_) (*server)->Drain();
+  servers_[uid] = *server;
+  return server;
+}
+
+absl::Status UserServers::Connect(UniqueFd connection, uid_t uid) {
+  auto server = ServerOf(uid);
+  if (!server.ok()) return server.status();
+  (*server)->Connect(std::move(connection));
+  return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<UserServers::Server>> UserServers::Servers() const {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Server>> servers;
+  for (const auto& entry : servers_) servers.push_back(entry.second);
+  return servers;
+}
+
+bool UserServers::Tick(std::uint64_t now_ns) {
+  for (const auto& server : Servers()) server->Tick(now_ns);
+  std::vector<std::shared_ptr<Server>> unused;
+  bool any = false;
+  {
+    MutexLock lock(&mutex_);
+    for (auto it = servers_.begin(); it != servers_.end();) {
+      Server& server = *it->second;
+      const bool used = environment_.connections->Count(it->first) > 0 || !server.sessions().Idle();
+      if (used) {
+        server.unused_since_ns = 0;
+      } else if (server.unused_since_ns == 0) {
+        server.unused_since_ns = now_ns;
+      }
+      if (!used && now_ns > server.unused_since_ns + kIdleServerNs) {
+        unused.push_back(std::move(it->second));
+        it = servers_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    ending_.erase(std::remove_if(ending_.begin(), ending_.end(),
+                                 [](const auto& server) { return server->stopped(); }),
+                  ending_.end());
+    ending_.insert(ending_.end(), unused.begin(), unused.end());
+    any = !servers_.empty() || !ending_.empty();
+  }
+  for (auto& server : unused) {
+    environment_.reaper->Run([server] {
+      server->Shutdown();
+      server->Stop();
+    });
+  }
+  return any;
+}
+
+void UserServers::Drain() {
+  {
+    MutexLock lock(&mutex_);
+    draining_ = true;
+  }
+  for (const auto& server : Servers()) server->Drain();
+}
+
+bool UserServers::Idle() {
+  for (const auto& server : Servers()) {
+    if (!server->sessions().Idle()) return false;
+  }
+  return true;
+}
+
+void UserServers::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    stopped_ = true;
+  }
+  auto servers = Servers();
+  for (const auto& server : servers) server->Shutdown();
+  {
+    MutexLock lock(&mutex_);
+    servers.insert(servers.end(), ending_.begin(), ending_.end());
+    servers_.clear();
+    ending_.clear();
+  }
+  for (const auto& server : servers) server->Stop();
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,82 @@
+// The gRPC servers behind the daemon's socket: one for each user.
+//
+// gRPC holds a message whole before it compares its length with the limit, whatever it is. Only a
+// ResourceQuota stops that, and it stops any stream of its server. So each user has a server and a
+// quota: a user who sends too much loses streams of that user. For the same reason the threads that
+// read streams, and those of status and reflection, belong to one user.
+
+#ifndef DAEMON_RPC_USER_SERVERS_H_
+#define DAEMON_RPC_USER_SERVERS_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/base/user_executor.h"
+#include "daemon/rpc/connections.h"
+#include "daemon/rpc/introspection_answers.h"
+#include "daemon/rpc/session_handler.h"
+
+namespace gradsync::daemon {
+
+// Thread-safe. Makes a user's server at the user's first connection, and ends it when the user has
+// had no connection for a while.
+class UserServers {
+ public:
+  // The most users at a time. root and the daemon's own user come beside them.
+  static constexpr std::size_t kMaxUsers = 128;
+
+  // What the services need. `answerer` works out answers for AskingService, and `reaper` waits for
+  // servers to end. All of it outlives the servers.
+  struct Environment {
+    SessionContext sessions;
+    IntrospectionContext introspection;
+    const Connections* connections = nullptr;
+    UserExecutor* answerer = nullptr;
+    Executor* reaper = nullptr;
+  };
+  explicit UserServers(Environment environment);
+  // Requires Stop().
+  ~UserServers();
+
+  // Gives a connection to its user's server. RESOURCE_EXHAUSTED: too many users. INTERNAL: gRPC
+  // does not start a server.
+  absl::Status Connect(UniqueFd connection, uid_t uid);
+  // Cancels the streams that open no session in time. Ends the servers of users that have gone.
+  // Returns false if there is no server.
+  bool Tick(std::uint64_t now_ns);
+  // Shows in the health service that the daemon drains.
+  void Drain();
+  // No stream of a trainer is open.
+  bool Idle();
+  // Ends all servers, and with them every stream. Idempotent.
+  void Stop();
+
+ private:
+  class Server;
+
+  absl::StatusOr<std::shared_ptr<Server>> ServerOf(uid_t uid);
+  std::vector<std::shared_ptr<Server>> Servers() const;
+
+  const Environment environment_;
+
+  mutable Mutex mutex_;
+  std::map<uid_t, std::shared_ptr<Server>> servers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Server>> ending_ ABSL_GUARDED_BY(mutex_);  // the reaper has them
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_USER_SERVERS_H_
