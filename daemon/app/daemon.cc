@@ -17,6 +17,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/fair_executor.h"
+#include "daemon/base/heap_trimmer.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/version.h"
 #include "daemon/config/option_table.h"
@@ -154,6 +155,7 @@ struct Daemon::Rooms {
   std::unique_ptr<HostReducer> reducer;
   std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
   std::unique_ptr<FairExecutor> copier;    // copies and unmaps for jobs, which must not wait
+  HeapTrimmer trimmer{&worker_reaper};     // before its executor, which runs to the end first
   SerialExecutor worker_reaper;            // waits for the ends of workers
   std::shared_ptr<WorkerSupervisor> workers;
   GpuReducer gpu_reducer;
@@ -231,6 +233,7 @@ absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   };
   hooks.tick = [this] {
     sessions.Tick();
+    trimmer.Tick(clock.NowNs());
     const bool any_server = servers->Tick(clock.NowNs());
     return workers->Tick() || any_server;
   };

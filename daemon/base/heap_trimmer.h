@@ -1,0 +1,44 @@
+// Gives memory that the daemon has freed back to the system. The allocator keeps what lies below
+// memory that is in use, which can be nearly everything after a burst of large messages.
+
+#ifndef DAEMON_BASE_HEAP_TRIMMER_H_
+#define DAEMON_BASE_HEAP_TRIMMER_H_
+
+#include <atomic>
+#include <cstdint>
+
+#include "daemon/base/executor.h"
+
+namespace gradsync::daemon {
+
+// One thread calls Tick(). An executor trims, because that can take milliseconds.
+class HeapTrimmer {
+ public:
+  // It trims only if the daemon has more memory of its own than this.
+  static constexpr std::uint64_t kSmallBytes = std::uint64_t{48} << 20;
+
+  // `executor` outlives it, and runs what is queued before this is destroyed.
+  explicit HeapTrimmer(Executor* executor) : executor_(executor) {}
+
+  // Trims if the daemon is not small. Does so every 5 s as long as it helps or memory grows, and
+  // less often, up to every 5 min, when it does not: memory that a burst took goes back about as
+  // long after the burst as it lasted.
+  void Tick(std::uint64_t now_ns);
+
+ private:
+  void Trim();
+
+  Executor* const executor_;
+  std::uint64_t next_ns_ = 0;
+  std::uint64_t trimmed_ns_ = 0;
+  std::atomic<std::uint64_t> pause_ns_{0};    // until the next trim
+  std::atomic<std::uint64_t> left_bytes_{0};  // by the last trim
+  std::atomic<bool> trimming_{false};
+};
+
+// The memory of this process that it shares with nobody and no file, in bytes; 0: unknown.
+std::uint64_t AnonymousMemoryBytes();
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_BASE_HEAP_TRIMMER_H_
