@@ -100,6 +100,8 @@ struct Daemon::Rooms {
       : options(given),
         quota(given.quota_arena_bytes_per_user),
         gpu_quota(given.quota_gpu_bytes_per_user, "quota_gpu_bytes_per_user", "GPU memory"),
+        control_quota(given.quota_control_bytes_per_user, "quota_control_bytes_per_user",
+                      "the daemon's own memory"),
         reducer(std::make_unique<HostReducer>(given.reduce_threads > 0
                                                   ? static_cast<int>(given.reduce_threads)
                                                   : HostReducer::DefaultThreads())),
@@ -113,7 +115,7 @@ struct Daemon::Rooms {
             &clock, &worker_reaper)),
         gpu_reducer(given.gate),
         jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout,
-                            NodeName(given.node_name), &gpu_reducer,
+                            &control_quota, NodeName(given.node_name), &gpu_reducer,
                             [](const std::string& job_id, const std::string& text) {
                               LogLimited(LogLevel::kWarning, "ranks wait for others",
                                          {{"job", job_id}, {"waits", text}});
@@ -151,6 +153,7 @@ struct Daemon::Rooms {
   MonotonicClock clock;
   ArenaQuota quota;
   ArenaQuota gpu_quota;
+  ArenaQuota control_quota;
   // These run work of jobs and sessions, so ~Daemon() finishes them before it destroys those.
   std::unique_ptr<HostReducer> reducer;
   std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
@@ -180,6 +183,7 @@ absl::Status Daemon::Rooms::StartPeers() {
   if (options.peer_listen.empty()) return absl::OkStatus();
   PeerEnvironment environment;
   environment.jobs = &jobs;
+  environment.memory = &control_quota;
   environment.executor = executor.get();
   environment.clock = &clock;
   environment.make_engine = MakeEngineProcess;
@@ -198,7 +202,7 @@ void Daemon::Rooms::MakeServers() {
   grpc::EnableDefaultHealthCheckService(false);
   UserServers::Environment environment;
   environment.sessions = {&sessions, &clock, DecodeLimitsOf(options),
-                          absl::StrCat("gradsyncd ", kVersion)};
+                          absl::StrCat("gradsyncd ", kVersion), &control_quota};
   environment.connections = &connections;
   environment.answerer = &answerer;
   environment.reaper = &worker_reaper;
@@ -209,6 +213,7 @@ void Daemon::Rooms::MakeServers() {
   context.workers = workers.get();
   context.gpu_reducer = &gpu_reducer;
   context.gpu_quota = &gpu_quota;
+  context.control_quota = &control_quota;
   context.gate = FindOption("gate")->format(options);
   context.clock = &clock;
   context.started_ns = clock.NowNs();

@@ -1,5 +1,6 @@
 #include "daemon/arena/arena_quota.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -12,6 +13,11 @@ namespace gradsync::daemon {
 ArenaQuota::~ArenaQuota() { assert(held_.empty()); }
 
 absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(uid_t uid, std::uint64_t bytes) {
+  if (absl::Status taken = Take(uid, bytes); !taken.ok()) return taken;
+  return Reservation(this, uid, bytes);
+}
+
+absl::Status ArenaQuota::Take(uid_t uid, std::uint64_t bytes) {
   MutexLock lock(&mutex_);
   const auto found = held_.find(uid);
   const std::uint64_t held = found == held_.end() ? 0 : found->second;
@@ -23,7 +29,12 @@ absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(uid_t uid, std::uint
                      " of a quota of ", bytes_per_user_, " (", option_, ")"));
   }
   if (bytes > 0) held_[uid] = held + bytes;
-  return Reservation(this, uid, bytes);
+  return absl::OkStatus();
+}
+
+std::vector<std::pair<uid_t, std::uint64_t>> ArenaQuota::Users() const {
+  MutexLock lock(&mutex_);
+  return {held_.begin(), held_.end()};
 }
 
 std::uint64_t ArenaQuota::total_bytes() const {
@@ -62,6 +73,23 @@ ArenaQuota::Reservation& ArenaQuota::Reservation::operator=(Reservation&& other)
 }
 
 ArenaQuota::Reservation::~Reservation() { Release(); }
+
+absl::Status ArenaQuota::Reservation::Resize(std::uint64_t bytes) {
+  if (quota_ == nullptr) return absl::OkStatus();
+  if (bytes > bytes_) {
+    if (absl::Status taken = quota_->Take(uid_, bytes - bytes_); !taken.ok()) return taken;
+  } else if (bytes < bytes_) {
+    quota_->Release(uid_, bytes_ - bytes);
+  }
+  bytes_ = bytes;
+  return absl::OkStatus();
+}
+
+ArenaQuota::Reservation ArenaQuota::Reservation::Split(std::uint64_t bytes) {
+  const std::uint64_t moved = std::min(bytes, bytes_);
+  bytes_ -= moved;
+  return Reservation(quota_, uid_, moved);
+}
 
 void ArenaQuota::Reservation::Release() {
   if (quota_ != nullptr && bytes_ > 0) quota_->Release(uid_, bytes_);

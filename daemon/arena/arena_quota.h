@@ -1,4 +1,5 @@
-// Limits the memory that each user has in arenas, on the host or on GPUs.
+// Limits what each user has of one kind of memory: of arenas on the host, of arenas on GPUs, or of
+// what the daemon itself keeps for the user.
 
 #ifndef DAEMON_ARENA_ARENA_QUOTA_H_
 #define DAEMON_ARENA_ARENA_QUOTA_H_
@@ -7,6 +8,8 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -15,7 +18,7 @@
 
 namespace gradsync::daemon {
 
-// Counts arena bytes per uid and refuses reservations beyond the quota. Thread-safe. Outlives its
+// Counts bytes per uid and refuses reservations beyond the quota. Thread-safe. Outlives its
 // reservations.
 class ArenaQuota {
  public:
@@ -29,6 +32,11 @@ class ArenaQuota {
     ~Reservation();
 
     std::uint64_t bytes() const { return bytes_; }
+    // Holds `bytes` from now on. RESOURCE_EXHAUSTED as Reserve(); then nothing changes. One that
+    // was not made by Reserve() always stays empty.
+    absl::Status Resize(std::uint64_t bytes);
+    // Moves `bytes` of this one, or all if it has fewer, to the result.
+    Reservation Split(std::uint64_t bytes);
 
    private:
     friend class ArenaQuota;
@@ -55,12 +63,17 @@ class ArenaQuota {
   // bytes, the held bytes, the quota and its config key. On error nothing changes.
   absl::StatusOr<Reservation> Reserve(uid_t uid, std::uint64_t bytes);
 
+  std::uint64_t bytes_per_user() const { return bytes_per_user_; }
+  // What each user holds, of those that hold something; by uid.
+  std::vector<std::pair<uid_t, std::uint64_t>> Users() const;
   // Bytes that all users hold together.
   std::uint64_t total_bytes() const;
   // Bytes that one user holds.
   std::uint64_t bytes_of(uid_t uid) const;
 
  private:
+  // Counts `bytes` more for the user, or says why not.
+  absl::Status Take(uid_t uid, std::uint64_t bytes);
   void Release(uid_t uid, std::uint64_t bytes);
 
   const std::uint64_t bytes_per_user_;
@@ -68,6 +81,18 @@ class ArenaQuota {
   const absl::string_view what_;
   mutable Mutex mutex_;
   std::map<uid_t, std::uint64_t> held_ ABSL_GUARDED_BY(mutex_);  // only users that hold something
+};
+
+// Whom to charge for memory. A value.
+struct MemoryAccount {
+  ArenaQuota* quota = nullptr;  // null: nothing is charged
+  uid_t uid = 0;
+
+  // As ArenaQuota::Reserve().
+  absl::StatusOr<ArenaQuota::Reservation> Reserve(std::uint64_t bytes) const {
+    if (quota == nullptr) return ArenaQuota::Reservation();
+    return quota->Reserve(uid, bytes);
+  }
 };
 
 }  // namespace gradsync::daemon

@@ -296,6 +296,11 @@ std::vector<OptionEntry> MakeTable() {
       Count(
           &Options::quota_parameters_per_layout, 1, kMaxParameters,
           {"quota_parameters_per_layout", kQuotas, "Parameters (tensors) of one layout.", "20000"}),
+      Bytes(&Options::quota_control_bytes_per_user, kMiB, 64 * kGiB, 1,
+            {"quota_control_bytes_per_user", kQuotas,
+             "Memory that the daemon itself keeps for one user: names and plans of layouts, steps, "
+             "timelines, jobs, and messages that trainers do not read.",
+             "1GiB"}),
 
       Path(
           &Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,

@@ -70,6 +70,10 @@ struct Options {
   // Enough for 100 GiB of gradients in buckets of 25 MiB.
   std::uint32_t quota_buckets_per_layout = 4096;
   std::uint32_t quota_parameters_per_layout = 100'000;
+  // Bytes that the daemon itself keeps for a user: names and plans of layouts, the state of steps,
+  // timelines, jobs, and messages that trainers do not read. Enough for a layout of 100,000
+  // parameters in each of 10 jobs.
+  std::uint64_t quota_control_bytes_per_user = std::uint64_t{256} << 20;
 
   // ---- Other nodes ----
   // Address on which this daemon listens for daemons of other nodes, for jobs that span nodes:

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -87,12 +88,26 @@ void Job::Reduce(absl::Span<ReduceOperation* const> operations, Reducer* node_gr
   }
 }
 
+std::uint64_t Job::BytesFor(std::uint32_t world_size) {
+  // The collectives that are kept for ranks that are behind.
+  constexpr std::uint64_t kCollectives =
+      CollectiveOrder::kKept * (sizeof(CollectiveOrder::Collective) + kMaxCollectiveBytes);
+  // Its membership, its part of the agreements on operations and in status.
+  constexpr std::uint64_t kPerRank = 512;
+  return sizeof(Job) + kCollectives + world_size * kPerRank;
+}
+
 Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
-         const JobEnvironment& environment)
-    : identity_(std::move(identity)),
+         const JobEnvironment& environment, ArenaQuota::Reservation charge)
+    : charge_(std::move(charge)),
+      identity_(std::move(identity)),
       world_size_(world_size),
       environment_(environment),
-      terms_{identity_.job_id, identity_.uid, FlowOf(this), options},
+      terms_{identity_.job_id,
+             identity_.uid,
+             FlowOf(this),
+             options,
+             {environment.memory, identity_.uid}},
       members_(world_size, environment.node_name),
       layouts_(
           terms_, &members_, environment.max_buckets_per_layout,
@@ -479,6 +494,16 @@ bool Job::EndIfIdle(const absl::Status& why) {
     MaybeEnd(transaction.actions());
   }
   return phase_ == Phase::kEnded;
+}
+
+void Job::Retire() {
+  DeferredActions actions;
+  {
+    MutexLock lock(&mutex_);
+    layouts_.Retire(&actions);
+  }
+  if (actions.releases.empty()) return;
+  environment_.executor->Run(identity_.uid, [released = std::move(actions.releases)] {});
 }
 
 void Job::StopIf(const absl::Status& why, DeferredActions* actions) {

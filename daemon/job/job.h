@@ -31,6 +31,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/user_executor.h"
@@ -66,6 +67,7 @@ struct JobEnvironment {
   Reducer* reducer = nullptr;
   UserExecutor* executor = nullptr;  // copies memory; never runs work inline
   std::size_t max_buckets_per_layout = 4096;
+  ArenaQuota* memory = nullptr;    // charged for what jobs keep; null: nothing is charged
   std::string node_name;           // for jobs with ranks on other nodes
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs
   // Logs a notice that waiting ranks get: "layout 'model' after 5s: rank 1 has not joined the job".
@@ -75,8 +77,12 @@ struct JobEnvironment {
 
 class Job final : public JobPort, public std::enable_shared_from_this<Job> {
  public:
+  // `charge`: for BytesFor(world_size).
   Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
-      const JobEnvironment& environment);
+      const JobEnvironment& environment, ArenaQuota::Reservation charge = {});
+
+  // The memory of a job without its layouts: an estimate, a little too high.
+  static std::uint64_t BytesFor(std::uint32_t world_size);
 
   const JobIdentity& identity() const { return identity_; }
   const std::string& job_id() const override { return identity_.job_id; }
@@ -162,6 +168,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends every session with `why` if no step is running. True once their SessionEndMessage is
   // queued.
   bool EndIfIdle(const absl::Status& why);
+  // The job is empty, and no rank joins it any more: keeps only what people may still ask about.
+  void Retire();
   void Tick();
 
   RankState StateOf(std::uint32_t rank) const;
@@ -217,6 +225,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // A reduction or copy touches the memory of some session.
   bool InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const ArenaQuota::Reservation charge_;  // first: given back when everything else is freed
   // Constant after construction.
   const JobIdentity identity_;
   const std::uint32_t world_size_;

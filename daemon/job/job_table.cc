@@ -90,8 +90,10 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
                      " jobs, as many as quota_jobs_per_user allows: end one, or raise the quota"),
         {{field::kJob, key.job_id}});
   }
+  auto charge = ChargeLocked(key.uid, Job::BytesFor(world_size));
+  if (!charge.ok()) return charge.status();
   auto job = std::make_shared<Job>(JobIdentity{key.uid, key.job_id, key.token_hash, generation},
-                                   world_size, options, environment_);
+                                   world_size, options, environment_, *std::move(charge));
   jobs_[key] = job;
   return job;
 }
@@ -140,9 +142,32 @@ void JobTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sin
   joined(Joined{*std::move(job), generation});
 }
 
+absl::StatusOr<ArenaQuota::Reservation> JobTable::ChargeLocked(uid_t uid, std::uint64_t bytes) {
+  const MemoryAccount account{environment_.memory, uid};
+  auto charge = account.Reserve(bytes);
+  while (!charge.ok() && DropRetiredLocked(uid, /*keep=*/0)) charge = account.Reserve(bytes);
+  return charge;
+}
+
+bool JobTable::DropRetiredLocked(uid_t uid, std::size_t keep) {
+  auto oldest = retired_.end();
+  std::size_t of_user = 0;
+  for (auto it = retired_.begin(); it != retired_.end(); ++it) {
+    if ((*it)->identity().uid != uid) continue;
+    oldest = it;  // the newest are first
+    ++of_user;
+  }
+  if (of_user <= keep) return false;
+  retired_.erase(oldest);
+  return true;
+}
+
 void JobTable::RetireLocked(std::shared_ptr<Job> job) {
   jobs_failed_ += job->HasEnded() ? 1 : 0;
+  const uid_t uid = job->identity().uid;
+  job->Retire();
   retired_.push_front(std::move(job));
+  DropRetiredLocked(uid, kRetiredPerUser);
   if (retired_.size() > kRetired) retired_.pop_back();
 }
 

@@ -47,7 +47,7 @@ class JobTable final : public JobFinder {
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
   //                        with policy `hold`, the rank has left the job or has finished.
   //   PERMISSION_DENIED    CREDENTIALS: a job that holds this rank has another token.
-  //   RESOURCE_EXHAUSTED   too many jobs of this user.
+  //   RESOURCE_EXHAUSTED   too many jobs of this user, or too much memory for them.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
                                             std::uint32_t world_size, const JobOptions& options,
                                             std::uint64_t incarnation,
@@ -63,13 +63,15 @@ class JobTable final : public JobFinder {
   void EndAll(const absl::Status& why);
   // Ends the jobs that are between steps; true once all have ended.
   bool EndIdle(const absl::Status& why);
-  // Live jobs, then the last ones that ended (kRetired at most), newest first: their statistics
-  // outlive their trainers.
+  // Live jobs, then the last ones of each user that ended, newest first: their statistics outlive
+  // their trainers.
   std::vector<std::shared_ptr<Job>> Jobs() const;
   std::uint64_t jobs_failed() const;
 
  private:
-  static constexpr std::size_t kRetired = 16;
+  // Jobs that have ended, of one user and of all.
+  static constexpr std::size_t kRetiredPerUser = 16;
+  static constexpr std::size_t kRetired = 256;
 
   using JobList = std::vector<std::shared_ptr<Job>>;
 
@@ -89,6 +91,11 @@ class JobTable final : public JobFinder {
   void FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::shared_ptr<Job>> Live() const;
+  // Charges the user for a job. Forgets retired jobs of the user if there is no room otherwise.
+  absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(uid_t uid, std::uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets the oldest retired job of the user. False if there are not more than `keep`.
+  bool DropRetiredLocked(uid_t uid, std::size_t keep) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobEnvironment environment_;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "daemon/arena/arena_quota.h"
 #include "daemon/job/job_options.h"
 
 namespace gradsync::daemon {
@@ -17,6 +18,7 @@ struct JobTerms {
   std::uint32_t user = 0;
   std::uint64_t flow = 0;
   JobOptions options;
+  MemoryAccount account;  // is charged for what the job keeps
 };
 
 }  // namespace gradsync::daemon

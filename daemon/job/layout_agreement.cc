@@ -20,6 +20,14 @@ LayoutAgreement::LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::ui
       replaces_(replaces),
       ranks_(members->world_size()) {}
 
+void LayoutAgreement::RankState::Keep(LayoutRequest registered_request) {
+  registered = true;
+  request = std::move(registered_request);
+  request.spec = LayoutSpec{};
+  request.messages.clear();
+  request.charge = nullptr;
+}
+
 absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request,
                                        DeferredActions* actions) {
   if (failed()) return failure_;
@@ -52,9 +60,7 @@ absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request
          actions);
     return failure_;
   }
-  ranks_[rank].registered = true;
-  request.spec = LayoutSpec{};
-  ranks_[rank].request = std::move(request);
+  ranks_[rank].Keep(std::move(request));
   return absl::OkStatus();
 }
 
@@ -68,9 +74,7 @@ absl::Status LayoutAgreement::Rejoin(std::uint32_t rank, LayoutRequest request) 
                      ". Start the same program as on the other ranks."),
         {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}});
   }
-  ranks_[rank].registered = true;
-  request.spec = LayoutSpec{};
-  ranks_[rank].request = std::move(request);
+  ranks_[rank].Keep(std::move(request));
   return absl::OkStatus();
 }
 

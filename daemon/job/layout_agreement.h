@@ -12,6 +12,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/arena/device_arena.h"
 #include "daemon/arena/semaphore_page.h"
 #include "daemon/job/job_terms.h"
@@ -38,6 +39,8 @@ struct LayoutRequest {
   // The client's messages, the last of them RegisterLayout, for a job that another node
   // coordinates. Otherwise empty.
   std::vector<std::shared_ptr<const v1::SessionRequest>> messages;
+  // What is charged for `spec` and `messages` until the job has taken them; may be null.
+  std::shared_ptr<ArenaQuota::Reservation> charge;
   std::uint64_t request_id = 0;
   LayoutSpec spec;
   std::uint32_t replaces = 0;         // channel of the layout that this one replaces; 0: none
@@ -131,9 +134,11 @@ class LayoutAgreement {
  private:
   enum class State : std::uint8_t { kOpen, kReached, kFailed };
   struct RankState {
+    void Keep(LayoutRequest registered_request);
+
     bool registered = false;
     bool refused = false;           // its own request has made the agreement fail
-    LayoutRequest request;          // spec moved out
+    LayoutRequest request;          // without its spec and messages
     std::uint64_t incarnation = 0;  // of the session that has the memory
     std::shared_ptr<void> kept;
     std::optional<RankMemory> memory;

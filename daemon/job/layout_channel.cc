@@ -16,6 +16,8 @@ using Phase = RunningStep::Phase;
 // job, may release its layouts first: then its end says more.
 constexpr std::uint64_t kReleasePatienceNs = 5'000'000'000;
 constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
+// A snapshot for status, with the names and the most frequent stragglers.
+constexpr std::uint64_t kSnapshotBytes = 2048;
 
 // The same bits, or both NaN.
 bool Equal(const GradientStats& a, const GradientStats& b) {
@@ -42,6 +44,28 @@ LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32
       first_step_(members->world_size()),
       stats_(members->world_size()),
       timeline_(std::make_unique<StepTimeline>(plan_.buckets.size(), members->world_size())) {}
+
+std::uint64_t LayoutChannel::BytesFor(const LayoutSpec& spec, const LayoutPlan& plan,
+                                      std::size_t ranks) {
+  // In each bucket: a rank's buffer and semaphores in the reduction, its mark, its ready time here
+  // and in the record of the last step.
+  constexpr std::uint64_t kPerBucketAndRank = 64;
+  constexpr std::uint64_t kPerBucket = sizeof(ReduceOperation) + 512;
+  constexpr std::uint64_t kPerRank = 1024;
+  // On a GPU: the messages about the next step.
+  constexpr std::uint64_t kPerEarlyMessage = 96;
+  const std::uint64_t buckets = plan.buckets.size();
+  return sizeof(LayoutChannel) + BytesOf(spec) + BytesOf(plan) +
+         buckets *
+             (kPerBucket + ranks * (kPerBucketAndRank + (spec.on_gpu ? kPerEarlyMessage : 0))) +
+         ranks * (kPerRank + spec.parameters.size() / 8) + StepTimeline::BytesFor(buckets, ranks);
+}
+
+LayoutChannel::Remains LayoutChannel::TakeRemains(std::uint64_t timeline_bytes) {
+  auto timeline = timeline_->LastWithin(timeline_bytes);
+  const std::uint64_t bytes = timeline == nullptr ? 0 : timeline->bytes();
+  return {std::move(timeline), charge_.Split(kSnapshotBytes + bytes)};
+}
 
 RunningStep LayoutChannel::NewStep(std::uint64_t number) const {
   return RunningStep(number, plan_.buckets.size(), members_->world_size(),

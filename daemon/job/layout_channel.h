@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/job/average_copy.h"
 #include "daemon/job/bucket_reductions.h"
 #include "daemon/job/deferred_actions.h"
@@ -51,6 +52,11 @@ class LayoutChannel {
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
                 Membership* members, OnReduced reduced, OnCopied copied);
+
+  // The memory of a layout, except the arenas: an estimate, a little too high.
+  static std::uint64_t BytesFor(const LayoutSpec& spec, const LayoutPlan& plan, std::size_t ranks);
+  // Keeps what is charged for the layout.
+  void Charge(ArenaQuota::Reservation charge) { charge_ = std::move(charge); }
 
   std::uint32_t channel() const { return agreement_.channel(); }
   const std::string& name() const { return agreement_.name(); }
@@ -161,10 +167,18 @@ class LayoutChannel {
   }
   const LayoutStats& stats() const { return stats_; }
   const StepTimeline& timeline() const { return *timeline_; }
-  // For a layout that every rank has released: the last call on it.
-  std::unique_ptr<StepTimeline> TakeTimeline() { return std::move(timeline_); }
+  // What people may still ask about a layout that has ended, with the charge for it. `charge` is
+  // empty if nothing is charged.
+  struct Remains {
+    std::unique_ptr<StepTimeline> timeline;  // null: no step is kept
+    ArenaQuota::Reservation charge;
+  };
+  // The last call on the layout. `timeline_bytes`: for the steps that are kept.
+  Remains TakeRemains(std::uint64_t timeline_bytes);
 
  private:
+  ArenaQuota::Reservation charge_;  // first: given back when everything else is freed
+
   // What to do with a message about a step.
   enum class Admission : std::uint8_t {
     kAdmit,
@@ -239,7 +253,7 @@ class LayoutChannel {
   LateNotice late_notice_;
 
   LayoutStats stats_;
-  std::unique_ptr<StepTimeline> timeline_;  // not null until it is taken
+  std::unique_ptr<StepTimeline> timeline_;  // never null
 };
 
 }  // namespace gradsync::daemon

@@ -144,7 +144,29 @@ std::string Differ(absl::string_view what, absl::string_view a, std::uint32_t ra
   return absl::StrCat(what, ": ", a, " on rank ", rank_a, ", ", b, " on rank ", rank_b);
 }
 
+// What an allocation takes beside its bytes.
+constexpr std::uint64_t kAllocationBytes = 16;
+
 }  // namespace
+
+std::uint64_t BytesOf(const std::vector<Parameter>& parameters) {
+  std::uint64_t bytes = 0;
+  for (const Parameter& parameter : parameters) {
+    bytes += sizeof(Parameter) + 2 * kAllocationBytes + parameter.name.size() +
+             parameter.shape.size() * sizeof(std::uint64_t);
+  }
+  return bytes;
+}
+
+std::uint64_t BytesOf(const LayoutSpec& spec) {
+  return sizeof(LayoutSpec) + BytesOf(spec.parameters) +
+         spec.explicit_buckets.size() * sizeof(spec.explicit_buckets.front());
+}
+
+std::uint64_t BytesOf(const LayoutPlan& plan) {
+  return sizeof(LayoutPlan) + plan.buckets.size() * sizeof(PlannedBucket) +
+         plan.placements.size() * sizeof(PlannedParameter);
+}
 
 absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets) {
   LayoutPlan plan;

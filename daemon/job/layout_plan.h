@@ -44,6 +44,10 @@ struct LayoutSpec {
   }
 };
 
+// The memory of a spec's items.
+std::uint64_t BytesOf(const std::vector<Parameter>& parameters);
+std::uint64_t BytesOf(const LayoutSpec& spec);
+
 struct PlannedBucket {
   DataType dtype = DataType::kUnspecified;
   std::uint64_t count = 0;   // elements, padding between parameters included
@@ -68,6 +72,8 @@ struct LayoutPlan {
     return verdict_offset + step % 2 * sizeof(float);
   }
 };
+
+std::uint64_t BytesOf(const LayoutPlan& plan);
 
 // Cuts the layout into buckets. Takes parameters in reverse order of registration, because backward
 // tends to finish the last ones first. Fills one bucket per dtype at a time, and closes it when the

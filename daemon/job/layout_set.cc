@@ -14,8 +14,13 @@ namespace {
 // Limits on the layouts that a job keeps. Clients cannot raise them.
 constexpr std::size_t kMaxLayouts = 256;
 constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
-// Released layouts whose statistics and steps people may still ask for: at most 2 MiB each.
+// Released layouts whose statistics and steps people may still ask for.
 constexpr std::size_t kReleasedKept = 4;
+constexpr std::uint64_t kReleasedTimelineBytes = std::uint64_t{2} << 20;
+// Of a job that has ended: layouts, the steps of all of them, and ranks that were late.
+constexpr std::size_t kRetiredKept = 64;
+constexpr std::uint64_t kRetiredTimelineBytes = std::uint64_t{1} << 20;
+constexpr std::size_t kStragglersKept = 16;
 
 }  // namespace
 
@@ -248,10 +253,14 @@ absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
                      " layouts, and a layout ", kMaxBucketRanks,
                      " buckets times ranks: raise bucket_cap_bytes"));
   }
+  auto charge =
+      terms_.account.Reserve(LayoutChannel::BytesFor(request.spec, *plan, members_->world_size()));
+  if (!charge.ok()) return charge.status();
   const std::uint32_t channel = ++last_channel_;
   auto& layout = layouts_[channel];
   layout = std::make_unique<LayoutChannel>(channel, request.spec, request.replaces, rank,
                                            *std::move(plan), terms_, members_, reduced_, copied_);
+  layout->Charge(*std::move(charge));
   return layout.get();
 }
 
@@ -610,8 +619,39 @@ std::vector<std::uint32_t> LayoutSet::MissingRanks() const {
 
 std::vector<LayoutSnapshot> LayoutSet::Snapshot() const {
   std::vector<LayoutSnapshot> snapshot;
+  for (const ReleasedLayout& retired : retired_) snapshot.push_back(retired.snapshot);
   for (const auto& [channel, layout] : layouts_) snapshot.push_back(SnapshotOf(channel, *layout));
   return snapshot;
+}
+
+void LayoutSet::Retire(DeferredActions* actions) {
+  const std::size_t kept = std::min(layouts_.size(), kRetiredKept);
+  std::size_t dropped = layouts_.size() - kept;
+  for (auto& [channel, layout] : layouts_) {
+    if (dropped == 0) {
+      retired_.push_back(RemainsOf(channel, layout.get(), kRetiredTimelineBytes / kept));
+    } else {
+      --dropped;  // the newest ones are kept
+    }
+    actions->releases.emplace_back(std::move(layout));
+  }
+  layouts_.clear();
+  failures_.clear();
+}
+
+LayoutSet::ReleasedLayout LayoutSet::RemainsOf(std::uint32_t channel, LayoutChannel* layout,
+                                               std::uint64_t timeline_bytes) {
+  LayoutSnapshot snapshot = SnapshotOf(channel, *layout);
+  auto& stragglers = snapshot.stats.stragglers;
+  if (stragglers.size() > kStragglersKept) stragglers.resize(kStragglersKept);
+  stragglers.shrink_to_fit();
+  return {std::move(snapshot), layout->TakeRemains(timeline_bytes)};
+}
+
+std::optional<std::vector<StepTimes>> LayoutSet::TimelineOf(const ReleasedLayout& layout,
+                                                            std::size_t steps) {
+  if (layout.remains.timeline == nullptr) return std::nullopt;
+  return layout.remains.timeline->Last(steps);
 }
 
 LayoutSnapshot LayoutSet::SnapshotOf(std::uint32_t channel, const LayoutChannel& layout) {
@@ -633,7 +673,7 @@ void LayoutSet::RememberReleased(std::uint32_t channel, LayoutChannel* layout) {
   };
   released_.erase(std::remove_if(released_.begin(), released_.end(), same_name), released_.end());
   if (released_.size() == kReleasedKept) released_.erase(released_.begin());
-  released_.push_back({SnapshotOf(channel, *layout), layout->TakeTimeline()});
+  released_.push_back(RemainsOf(channel, layout, kReleasedTimelineBytes));
 }
 
 std::vector<LayoutSnapshot> LayoutSet::ReleasedSnapshot() const {
@@ -654,7 +694,10 @@ std::optional<std::vector<StepTimes>> LayoutSet::Timeline(absl::string_view layo
     if (candidate->name() == layout) return candidate->timeline().Last(steps);
   }
   for (const ReleasedLayout& released : released_) {
-    if (released.snapshot.name == layout) return released.timeline->Last(steps);
+    if (released.snapshot.name == layout) return TimelineOf(released, steps);
+  }
+  for (const ReleasedLayout& retired : retired_) {
+    if (retired.snapshot.name == layout) return TimelineOf(retired, steps);
   }
   return std::nullopt;
 }

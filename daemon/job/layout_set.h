@@ -105,6 +105,8 @@ class LayoutSet {
   void GiveUp(DeferredActions* actions);
   void FinishSeen(std::uint64_t now_ns, DeferredActions* actions);
   void ReleaseMemory(DeferredActions* actions);
+  // The last one: keeps of the layouts what people may still ask about.
+  void Retire(DeferredActions* actions);
 
   // Reductions in flight.
   bool in_flight() const;
@@ -137,10 +139,10 @@ class LayoutSet {
     std::vector<bool> unaware;  // by rank: true if it does not know of the failure yet
   };
 
-  // What people may still ask about a layout that every rank has released.
+  // What people may still ask about a layout that every rank has released, or whose job has ended.
   struct ReleasedLayout {
     LayoutSnapshot snapshot;
-    std::unique_ptr<StepTimeline> timeline;  // never null
+    LayoutChannel::Remains remains;
   };
 
   // A layout had this channel.
@@ -173,6 +175,10 @@ class LayoutSet {
   // after every change.
   void Settle(DeferredActions* actions);
   static LayoutSnapshot SnapshotOf(std::uint32_t channel, const LayoutChannel& layout);
+  static ReleasedLayout RemainsOf(std::uint32_t channel, LayoutChannel* layout,
+                                  std::uint64_t timeline_bytes);
+  static std::optional<std::vector<StepTimes>> TimelineOf(const ReleasedLayout& layout,
+                                                          std::size_t steps);
   void RememberReleased(std::uint32_t channel, LayoutChannel* layout);
   void RememberFailure(const LayoutChannel& layout);
   // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
@@ -189,6 +195,7 @@ class LayoutSet {
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_;  // by channel
   std::uint32_t last_channel_ = 0;
   std::vector<ReleasedLayout> released_;  // the last one is the latest; one of a name
+  std::vector<ReleasedLayout> retired_;   // after Retire()
   bool any_released_ = false;             // some rank has released a layout of the set
   std::vector<FailedAgreement> failures_;
 };

@@ -28,13 +28,16 @@ bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned) {
 // ---- The life of a layout
 
 void AgentLayouts::Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces,
-                          LayoutPlan plan) {
+                          LayoutPlan plan, std::shared_ptr<ArenaQuota::Reservation> charge) {
+  // Never more: the spec takes more than its plan.
+  if (charge != nullptr && charge->bytes() > BytesOf(plan)) (void)charge->Resize(BytesOf(plan));
   MutexLock lock(&mutex_);
   if (ended_) return;
   Layout& layout = layouts_[assigned.channel()];
   layout.request_id = assigned.request_id();
   layout.replaces = replaces;
   layout.plan = std::move(plan);
+  layout.charge = std::move(charge);
 }
 
 void AgentLayouts::KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory) {

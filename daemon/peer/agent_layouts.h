@@ -35,7 +35,9 @@ class AgentLayouts {
 
   // ---- The life of a layout
   // The coordinator has assigned its channel.
-  void Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan);
+  // `charge` is reduced to what the plan takes; may be null.
+  void Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan,
+              std::shared_ptr<ArenaQuota::Reservation> charge);
   // Keeps `memory`, which the rank has for the channel, or frees it if the layout has ended.
   void KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory);
   // False: the layout has ended, because its agreement has just failed.
@@ -84,6 +86,7 @@ class AgentLayouts {
     std::uint64_t request_id = 0;
     std::uint32_t replaces = 0;
     LayoutPlan plan;
+    std::shared_ptr<ArenaQuota::Reservation> charge;
     std::shared_ptr<void> kept;
     RankMemory memory;
     std::uint64_t begun_step = 0;    // the last step that the rank has begun

@@ -27,9 +27,10 @@ class AgentRank final : public RankPort {
     std::uint64_t member_incarnation = 0;  // in the job
     std::uint64_t staging_bytes = 0;
   };
-  // `link` outlives it.
-  AgentRank(const Place& place, std::shared_ptr<Job> job, NodeLink* link)
-      : place_(place), job_(std::move(job)), link_(link) {}
+  // `link` outlives it. `account` is charged for what its requests make this node keep.
+  AgentRank(const Place& place, std::shared_ptr<Job> job, NodeLink* link,
+            const MemoryAccount& account)
+      : RankPort(account), place_(place), job_(std::move(job)), link_(link) {}
 
   // The node has mapped its memory on a GPU.
   absl::Status GpuArenaMapped(std::uint32_t channel, std::shared_ptr<DeviceArena> arena) {

@@ -39,8 +39,9 @@ struct AgentSessionContext {
   DecodeLimits limits;
   const Clock* clock = nullptr;
   JobTable* jobs = nullptr;
-  bool tls = false;        // agents have shown certificates
-  std::uint16_t port = 0;  // the one that agents call
+  ArenaQuota* memory = nullptr;  // as JobEnvironment::memory
+  bool tls = false;              // agents have shown certificates
+  std::uint16_t port = 0;        // the one that agents call
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
   // How long other nodes' workers are kept for the next trainers.

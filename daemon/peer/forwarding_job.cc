@@ -126,7 +126,7 @@ void ForwardingJob::OnAssigned(const v1::LayoutAssigned& assigned) {
     pending.answer(plan.status());
     return;
   }
-  layouts_.Assign(assigned, pending.replaces, *plan);
+  layouts_.Assign(assigned, pending.replaces, *plan, std::move(pending.charge));
   pending.answer(Registration{assigned.channel(), *std::move(plan)});
 }
 
@@ -191,7 +191,8 @@ void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registere
           absl::StatusCode::kInvalidArgument, reason::kMalformed,
           absl::StrCat("RegisterLayout.request_id ", request.request_id, " is not answered yet"));
     } else {
-      pending_[request.request_id] = {std::move(request.spec), request.replaces, answer};
+      pending_[request.request_id] = {std::move(request.spec), request.replaces, answer,
+                                      request.charge};
     }
   }
   if (!refused.ok()) return answer(refused);

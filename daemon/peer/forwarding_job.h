@@ -72,6 +72,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
     LayoutSpec spec;
     std::uint32_t replaces = 0;
     Registered answer;
+    std::shared_ptr<ArenaQuota::Reservation> charge;  // for `spec`, then for its plan
   };
 
   void Forward(v1::SessionRequest request) const;

@@ -123,6 +123,7 @@ class PeerService::Impl {
     context.clock = environment_.clock;
     context.worker_idle_limit_ns = options_.worker_idle_limit_ns;
     context.jobs = environment_.jobs;
+    context.memory = environment_.memory;
     context.tls = !options_.tls_certificate.empty();
     context.port = port;
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };

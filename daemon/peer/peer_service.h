@@ -40,6 +40,7 @@ struct PeerOptions {
 // All of it outlives the PeerService.
 struct PeerEnvironment {
   JobTable* jobs = nullptr;
+  ArenaQuota* memory = nullptr;      // as JobEnvironment::memory
   UserExecutor* executor = nullptr;  // frees sessions' memory
   const Clock* clock = nullptr;
   EngineMaker make_engine;

@@ -59,6 +59,7 @@ v1::GetStatusResponse IntrospectionAnswers::Status(uid_t asker,
   *response->mutable_warnings() = {context_.warnings.begin(), context_.warnings.end()};
   *response->mutable_notices() = {context_.notices.begin(), context_.notices.end()};
   if (context_.workers != nullptr) FillCuda(asker, request.job_id(), response);
+  FillUsers(asker, response);
 
   std::map<std::uint64_t, std::shared_ptr<Session>> sessions;  // by incarnation
   for (auto& session : context_.sessions->Sessions()) {
@@ -181,6 +182,21 @@ std::string IntrospectionAnswers::GateOf(const JobIdentity& job) const {
   const auto gate = context_.gpu_reducer->GateOf(key.Text());
   if (!gate.has_value()) return "";
   return *gate == CollectiveGate::kNone ? "none" : "all_nodes";
+}
+
+void IntrospectionAnswers::FillUsers(uid_t asker, v1::GetStatusResponse* response) const {
+  std::map<uid_t, v1::UserMemory> users;
+  for (const auto& [uid, bytes] : context_.quota->Users()) users[uid].set_arena_bytes(bytes);
+  for (const auto& [uid, bytes] : context_.gpu_quota->Users()) users[uid].set_gpu_bytes(bytes);
+  for (const auto& [uid, bytes] : context_.control_quota->Users()) {
+    users[uid].set_control_bytes(bytes);
+  }
+  for (auto& [uid, user] : users) {
+    if (!IsVisible(asker, uid, "", "")) continue;
+    user.set_uid(uid);
+    user.set_control_quota_bytes(context_.control_quota->bytes_per_user());
+    *response->add_users() = std::move(user);
+  }
 }
 
 void IntrospectionAnswers::FillCuda(uid_t asker, const std::string& job_id,

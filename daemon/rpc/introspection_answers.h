@@ -30,6 +30,7 @@ struct IntrospectionContext {
   JobTable* jobs = nullptr;
   const ArenaQuota* quota = nullptr;
   const ArenaQuota* gpu_quota = nullptr;
+  const ArenaQuota* control_quota = nullptr;
   const Clock* clock = nullptr;
   std::uint64_t started_ns = 0;
   std::string version;
@@ -65,6 +66,7 @@ class IntrospectionAnswers {
   // The gate between the job's GPUs. Empty if the job has none between GPUs.
   std::string GateOf(const JobIdentity& job) const;
   void FillCuda(uid_t asker, const std::string& job_id, v1::GetStatusResponse* response) const;
+  void FillUsers(uid_t asker, v1::GetStatusResponse* response) const;
 
   const IntrospectionContext context_;
 };

@@ -28,7 +28,8 @@ struct UnreadLimits {
 // thread that sends it converts it into an `Out`.
 //
 // Thread-safe. gRPC completes one read and one write at a time. Queue() and QueueEnd() call nobody
-// but BytesOf(), so callers may hold locks; Flush() calls gRPC, so callers must not.
+// but BytesOf(), Grant() and Drained(), so callers may hold locks; Flush() calls gRPC, so callers
+// must not.
 //
 // Owns itself from Began() until its last operation has completed.
 template <class In, class Out, class Item = Out>
@@ -45,7 +46,9 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     const std::size_t bytes = BytesOf(item);
     MutexLock lock(&mutex_);
     if (ended_ || overflow_) return;
-    if (queue_.size() >= limits_.messages || queued_bytes_ + bytes > limits_.bytes) {
+    const std::size_t sum = queued_bytes_ + bytes;
+    if (sum > granted_bytes_) refused_ = Grant(sum, &granted_bytes_);
+    if (queue_.size() >= limits_.messages || sum > limits_.bytes || !refused_.ok()) {
       overflow_ = true;
       unread_ = {queue_.size(), queued_bytes_};
       return;
@@ -85,6 +88,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
         item = std::move(queue_.front().item);
         queued_bytes_ -= queue_.front().bytes;
         queue_.pop_front();
+        if (queue_.empty()) Drained(&granted_bytes_);
         ++pending_;
       } else if (ended_ && (CanFinish() || done_reading_)) {
         next = kFinish;
@@ -124,6 +128,15 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   virtual void OnEnd(const absl::Status& end) = 0;
   // The last call. A client knows the server's status now.
   virtual void OnFinished() {}
+
+  // The queue is about to hold `bytes`, more than `*granted`, which is 0 at first. Sets `*granted`
+  // to at least as many, or says why it may not hold them. Called with the queue's lock.
+  virtual absl::Status Grant(std::size_t bytes, std::size_t* granted) {
+    *granted = bytes;
+    return absl::OkStatus();
+  }
+  // The queue is empty: what was granted may be given back. Called with the queue's lock.
+  virtual void Drained(std::size_t*) {}
 
   // Returns an estimate of an item's memory, in bytes.
   virtual std::size_t BytesOf(const Item& item) const = 0;
@@ -174,6 +187,10 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   std::string WhyDisconnected() const {
     MutexLock lock(&mutex_);
     if (!overflow_) return "";
+    if (!refused_.ok()) {
+      return absl::StrCat("it left ", unread_.messages, " messages unread, of ", unread_.bytes,
+                          " bytes in all; ", refused_.message());
+    }
     return absl::StrCat("it left ", unread_.messages, " messages unread, of ", unread_.bytes,
                         " bytes in all; ", limits_.messages, " messages and ", limits_.bytes,
                         " bytes are allowed");
@@ -193,6 +210,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   void DropQueueLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     queue_.clear();
     queued_bytes_ = 0;
+    Drained(&granted_bytes_);
   }
 
   void OnRead(bool ok) {
@@ -253,7 +271,9 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   mutable Mutex mutex_;
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   std::size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  int pending_ ABSL_GUARDED_BY(mutex_) = 0;  // operations that gRPC has not completed
+  std::size_t granted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // Grant()'s
+  int pending_ ABSL_GUARDED_BY(mutex_) = 0;       // operations that gRPC has not completed
   bool began_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;    // a write failed

@@ -19,6 +19,8 @@ namespace gradsync::daemon {
 // thread at a time.
 class RankPort {
  public:
+  // `account` is charged for what requests make the daemon keep.
+  explicit RankPort(const MemoryAccount& account = {}) : parts_(account) {}
   virtual ~RankPort() = default;
 
   virtual RankSession session() const = 0;

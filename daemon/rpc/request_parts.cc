@@ -7,16 +7,31 @@
 
 namespace gradsync::daemon {
 
+absl::Status RequestParts::ChargeLayout() {
+  const std::uint64_t bytes = BytesOf(items_.parameters) +
+                              items_.buckets.size() * sizeof(items_.buckets.front()) +
+                              message_bytes_;
+  if (layout_charge_ != nullptr) return layout_charge_->Resize(bytes);
+  auto charge = account_.Reserve(bytes);
+  if (!charge.ok()) return charge.status();
+  layout_charge_ = std::make_shared<ArenaQuota::Reservation>(*std::move(charge));
+  return absl::OkStatus();
+}
+
 void RequestParts::AddLayoutPart(const v1::SessionRequest& request, const DecodeLimits& limits,
                                  bool forward) {
   if (!wrong_.ok()) return;
   wrong_ = DecodeLayoutItems(request.layout_part(), limits, &items_);
-  if (!wrong_.ok()) {
-    items_ = LayoutItems{};
-    messages_.clear();
-  } else if (forward) {
+  if (wrong_.ok() && forward) {
     messages_.push_back(std::make_shared<const v1::SessionRequest>(request));
+    message_bytes_ += request.SpaceUsedLong();
   }
+  if (wrong_.ok()) wrong_ = ChargeLayout();
+  if (wrong_.ok()) return;
+  items_ = LayoutItems{};
+  messages_ = {};
+  message_bytes_ = 0;
+  layout_charge_ = nullptr;
 }
 
 absl::StatusOr<LayoutRequest> RequestParts::TakeLayout(const v1::SessionRequest& request,
@@ -25,20 +40,34 @@ absl::StatusOr<LayoutRequest> RequestParts::TakeLayout(const v1::SessionRequest&
   LayoutItems items = std::exchange(items_, {});
   const absl::Status wrong = std::exchange(wrong_, absl::OkStatus());
   auto messages = std::exchange(messages_, {});
+  auto charge = std::exchange(layout_charge_, nullptr);
+  std::uint64_t bytes = std::exchange(message_bytes_, 0);
   if (!wrong.ok()) return wrong;
   auto layout = DecodeLayout(request.register_layout(), std::move(items), limits, now_ns);
-  if (layout.ok() && forward) {
+  if (!layout.ok()) return layout;
+  if (forward) {
     messages.push_back(std::make_shared<const v1::SessionRequest>(request));
     layout->messages = std::move(messages);
+    bytes += request.SpaceUsedLong();
   }
+  bytes += BytesOf(layout->spec);
+  if (charge == nullptr) {
+    auto reserved = account_.Reserve(bytes);
+    if (!reserved.ok()) return reserved.status();
+    charge = std::make_shared<ArenaQuota::Reservation>(*std::move(reserved));
+  } else if (absl::Status resized = charge->Resize(bytes); !resized.ok()) {
+    return resized;
+  }
+  layout->charge = std::move(charge);
   return layout;
 }
 
 absl::StatusOr<std::optional<std::vector<StateDigest>>> RequestParts::TakeDigests(
     const v1::StateDigests& message) {
-  if (message.transfer() != transfer_) {
+  if (digests_complete_ || message.transfer() != transfer_) {
     digests_ = {};
     digest_bytes_ = 0;
+    digests_complete_ = false;
     transfer_ = message.transfer();
   }
   for (const v1::StateDigest& item : message.items()) {
@@ -49,9 +78,16 @@ absl::StatusOr<std::optional<std::vector<StateDigest>>> RequestParts::TakeDigest
                      absl::StrCat("StateDigests of more than ", kMaxDigestBytes,
                                   " bytes: give the state fewer items, or shorter names"));
   }
+  if (digest_charge_.bytes() == 0) {
+    auto charge = account_.Reserve(digest_bytes_);
+    if (!charge.ok()) return charge.status();
+    digest_charge_ = *std::move(charge);
+  } else if (absl::Status resized = digest_charge_.Resize(digest_bytes_); !resized.ok()) {
+    return resized;
+  }
   if (absl::Status status = DecodeStateDigests(message, &digests_); !status.ok()) return status;
   if (message.more()) return std::nullopt;
-  digest_bytes_ = 0;
+  digests_complete_ = true;
   return std::exchange(digests_, {});
 }
 

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/state_healing.h"
 #include "daemon/rpc/decode.h"
@@ -18,37 +19,50 @@
 
 namespace gradsync::daemon {
 
-// Checks each part when it comes, so that what it keeps is bounded.
+// Checks each part when it comes, and charges the user for what it keeps.
 //
 //   ( LayoutPart* RegisterLayout | StateDigests{more}* StateDigests )*
 //
 // Used by one thread at a time.
 class RequestParts {
  public:
-  // The most digests of one rank: names and hashes, in bytes.
+  // The most digests of one rank, in bytes.
   static constexpr std::size_t kMaxDigestBytes = std::size_t{16} << 20;
+
+  // `account` is charged.
+  explicit RequestParts(const MemoryAccount& account = {}) : account_(account) {}
 
   // Adds a LayoutPart. TakeLayout() returns its error.
   // `forward`: another node coordinates the job, and gets the messages as they came.
   void AddLayoutPart(const v1::SessionRequest& request, const DecodeLimits& limits, bool forward);
-  // `request` is a RegisterLayout. Returns the whole layout, and forgets its parts. Statuses as
-  // DecodeLayout().
+  // `request` is a RegisterLayout. Returns the whole layout, with its charge, and forgets its
+  // parts. Statuses as DecodeLayout(); RESOURCE_EXHAUSTED QUOTA.
   absl::StatusOr<LayoutRequest> TakeLayout(const v1::SessionRequest& request,
                                            const DecodeLimits& limits, bool forward,
                                            std::uint64_t now_ns);
-  // Returns the digests of all parts, and forgets them; nullopt: more parts follow. Those of
-  // another transfer are dropped.
+  // Returns the digests of all parts; nullopt: more parts follow. Those of another transfer are
+  // dropped. The user is charged for them until others come, because the job may keep them.
+  // RESOURCE_EXHAUSTED QUOTA.
   absl::StatusOr<std::optional<std::vector<StateDigest>>> TakeDigests(
       const v1::StateDigests& message);
 
  private:
+  // Charges for items_ and messages_.
+  absl::Status ChargeLayout();
+
+  const MemoryAccount account_;
+
   LayoutItems items_;
-  absl::Status wrong_;  // the first error of a layout's parts
+  std::shared_ptr<ArenaQuota::Reservation> layout_charge_;  // null: nothing has come
+  std::uint64_t message_bytes_ = 0;                         // of messages_, parsed
+  absl::Status wrong_;                                      // the first error of a layout's parts
   std::vector<std::shared_ptr<const v1::SessionRequest>> messages_;  // if they are forwarded
 
   std::uint64_t transfer_ = 0;  // of the digests
   std::vector<StateDigest> digests_;
-  std::size_t digest_bytes_ = 0;
+  std::uint64_t digest_bytes_ = 0;
+  bool digests_complete_ = false;
+  ArenaQuota::Reservation digest_charge_;
 };
 
 }  // namespace gradsync::daemon

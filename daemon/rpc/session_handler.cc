@@ -21,7 +21,10 @@ constexpr int kExitPatienceMs = 5;
 
 SessionHandler::SessionHandler(const SessionContext& context, ClientProcess process,
                                std::weak_ptr<SessionReplies> replies)
-    : context_(context), process_(std::move(process)), replies_(std::move(replies)) {}
+    : RankPort({context.memory, process.uid}),
+      context_(context),
+      process_(std::move(process)),
+      replies_(std::move(replies)) {}
 
 void SessionHandler::Handle(const v1::SessionRequest& request) {
   const std::uint64_t now_ns = context_.clock->NowNs();

@@ -27,6 +27,7 @@ struct SessionContext {
   const Clock* clock = nullptr;
   DecodeLimits limits;
   std::string daemon_version;
+  ArenaQuota* memory = nullptr;  // charged for what users make the daemon keep; null: nothing is
 };
 
 // Sends a session the messages of its job and the answers to its own requests.

@@ -13,6 +13,9 @@ namespace {
 constexpr std::uint64_t kOpenPatienceNs = 30'000'000'000;
 // Time that a client has to read the end of its session.
 constexpr std::uint64_t kEndPatienceNs = 1'000'000'000;
+// A queue of so many bytes costs its user nothing. A longer one is charged in steps.
+constexpr std::size_t kFreeQueueBytes = 64 << 10;
+constexpr std::size_t kQueueStepBytes = 256 << 10;
 
 }  // namespace
 
@@ -79,6 +82,29 @@ void SessionStream::OnEnd(const absl::Status& end) {
 std::size_t SessionStream::BytesOf(const SessionItem& item) const {
   if (const auto* message = std::get_if<SessionMessage>(&item)) return QueuedBytes(*message);
   return std::get<v1::SessionResponse>(item).ByteSizeLong();
+}
+
+// A queue that is read stays below kFreeQueueBytes, so that no message of a step waits for the
+// ledger.
+absl::Status SessionStream::Grant(std::size_t bytes, std::size_t* granted) {
+  *granted = kFreeQueueBytes;
+  if (bytes <= kFreeQueueBytes || handler_ == nullptr) return absl::OkStatus();
+  const std::size_t charged = bytes + kQueueStepBytes;
+  if (charge_.bytes() == 0) {
+    auto charge = MemoryAccount{context_.memory, handler_->process().uid}.Reserve(charged);
+    if (!charge.ok()) return charge.status();
+    charge_ = *std::move(charge);
+  } else if (absl::Status resized = charge_.Resize(charged); !resized.ok()) {
+    return resized;
+  }
+  *granted = charged;
+  return absl::OkStatus();
+}
+
+void SessionStream::Drained(std::size_t* granted) {
+  if (*granted <= kFreeQueueBytes) return;
+  charge_ = ArenaQuota::Reservation();
+  *granted = kFreeQueueBytes;
 }
 
 void SessionStream::ToWire(SessionItem item, v1::SessionResponse* response) {

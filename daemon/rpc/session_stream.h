@@ -53,6 +53,8 @@ class SessionStream final
   void OnMessage(const v1::SessionRequest& request) override;
   void OnEnd(const absl::Status& end) override;
   std::size_t BytesOf(const SessionItem& item) const override;
+  absl::Status Grant(std::size_t bytes, std::size_t* granted) override;
+  void Drained(std::size_t* granted) override;
   void ToWire(SessionItem item, v1::SessionResponse* response) override;
 
   const SessionContext& context_;
@@ -61,6 +63,7 @@ class SessionStream final
   // Constant after OnAccepted(). Null if the caller is unknown; then the stream has ended.
   std::shared_ptr<SessionHandler> handler_;
   std::uint64_t accepted_ns_ = 0;
+  ArenaQuota::Reservation charge_;  // for a queue that is not read; the queue's lock guards it
 
   std::atomic<std::uint64_t> ended_ns_{0};  // 0: not yet
 };

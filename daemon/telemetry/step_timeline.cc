@@ -14,10 +14,34 @@ std::size_t Capacity(std::size_t timestamps_per_step) {
 }  // namespace
 
 StepTimeline::StepTimeline(std::size_t buckets, std::size_t ranks)
+    : StepTimeline(buckets, ranks, Capacity(buckets * (ranks + 2))) {}
+
+StepTimeline::StepTimeline(std::size_t buckets, std::size_t ranks, std::size_t capacity)
     : buckets_(buckets),
       ranks_(ranks),
-      headers_(Capacity(buckets * (ranks + 2))),
-      timestamps_(headers_.size() * buckets * (ranks + 2)) {}
+      headers_(capacity),
+      timestamps_(capacity * buckets * (ranks + 2)) {}
+
+std::uint64_t StepTimeline::BytesFor(std::size_t buckets, std::size_t ranks) {
+  const std::uint64_t per_step = buckets * (ranks + 2);
+  return sizeof(StepTimeline) +
+         Capacity(per_step) * (sizeof(Header) + per_step * sizeof(std::uint64_t));
+}
+
+std::uint64_t StepTimeline::bytes() const {
+  return sizeof(StepTimeline) + headers_.size() * sizeof(Header) +
+         timestamps_.size() * sizeof(std::uint64_t);
+}
+
+std::unique_ptr<StepTimeline> StepTimeline::LastWithin(std::uint64_t bytes) const {
+  const std::uint64_t per_step = sizeof(Header) + buckets_ * BucketStride() * sizeof(std::uint64_t);
+  if (size() == 0 || bytes < sizeof(StepTimeline) + per_step) return nullptr;
+  const std::uint64_t fitting = (bytes - sizeof(StepTimeline)) / per_step;
+  const auto steps = static_cast<std::size_t>(std::min<std::uint64_t>(fitting, size()));
+  std::unique_ptr<StepTimeline> last(new StepTimeline(buckets_, ranks_, steps));
+  for (const StepTimes& times : Last(steps)) last->Append(times);
+  return last;
+}
 
 void StepTimeline::Append(const StepTimes& times) {
   const std::size_t slot = appended_++ % headers_.size();

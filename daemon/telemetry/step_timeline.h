@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace gradsync::daemon {
@@ -32,6 +33,12 @@ class StepTimeline {
   static constexpr std::size_t kMaxTimestamps = std::size_t{1} << 18;
 
   StepTimeline(std::size_t buckets, std::size_t ranks);
+  // The memory of one.
+  static std::uint64_t BytesFor(std::size_t buckets, std::size_t ranks);
+  std::uint64_t bytes() const;
+
+  // Returns the last steps that fit `bytes`. Null if there is none, or not one fits.
+  std::unique_ptr<StepTimeline> LastWithin(std::uint64_t bytes) const;
 
   // Replaces the oldest step by `times`; allocates nothing. Buckets and ranks beyond those given at
   // construction are left out, missing ones are recorded as "did not happen".
@@ -45,6 +52,8 @@ class StepTimeline {
   std::size_t size() const;
 
  private:
+  StepTimeline(std::size_t buckets, std::size_t ranks, std::size_t capacity);
+
   struct Header {
     std::uint64_t step = 0;
     bool complete = false;

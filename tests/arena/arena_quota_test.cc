@@ -98,5 +98,50 @@ TEST(ArenaQuotaTest, ConcurrentReservationsNeverExceedTheQuota) {
   EXPECT_EQ(quota.total_bytes(), 0u);
 }
 
+TEST(ArenaQuotaTest, ReservationGrowsAndShrinks) {
+  ArenaQuota quota(100, "quota_x", "x");
+  Reservation a = *quota.Reserve(1, 0);
+  EXPECT_TRUE(a.Resize(70).ok());
+  EXPECT_EQ(quota.bytes_of(1), 70u);
+  const absl::Status refused = a.Resize(101);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_NE(refused.message().find("quota_x"), std::string::npos) << refused;
+  EXPECT_EQ(a.bytes(), 70u);
+  EXPECT_TRUE(a.Resize(10).ok());
+  EXPECT_EQ(quota.bytes_of(1), 10u);
+  Reservation none;
+  EXPECT_TRUE(none.Resize(1000).ok());
+  EXPECT_EQ(none.bytes(), 0u);
+}
+
+TEST(ArenaQuotaTest, SplitKeepsTheSum) {
+  ArenaQuota quota(100);
+  Reservation all = *quota.Reserve(1, 60);
+  Reservation part = all.Split(20);
+  EXPECT_EQ(all.bytes(), 40u);
+  EXPECT_EQ(part.bytes(), 20u);
+  EXPECT_EQ(quota.bytes_of(1), 60u);
+  all = Reservation();
+  EXPECT_EQ(quota.bytes_of(1), 20u);
+  EXPECT_EQ(part.Split(1000).bytes(), 20u);
+  EXPECT_EQ(part.bytes(), 0u);
+}
+
+TEST(ArenaQuotaTest, ListsTheUsersThatHoldSomething) {
+  ArenaQuota quota(100);
+  const Reservation b = *quota.Reserve(2, 7);
+  const Reservation a = *quota.Reserve(1, 5);
+  const Reservation nothing = *quota.Reserve(3, 0);
+  EXPECT_EQ(quota.Users(), (std::vector<std::pair<uid_t, std::uint64_t>>{{1, 5}, {2, 7}}));
+  EXPECT_EQ(quota.bytes_per_user(), 100u);
+}
+
+TEST(MemoryAccountTest, WithoutAQuotaNothingIsCharged) {
+  const MemoryAccount account;
+  const auto reservation = account.Reserve(std::numeric_limits<std::uint64_t>::max());
+  ASSERT_TRUE(reservation.ok());
+  EXPECT_EQ(reservation->bytes(), 0u);
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

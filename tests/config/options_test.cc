@@ -139,6 +139,7 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
                        "--quota_layouts_per_session=7",
                        "--quota_buckets_per_layout=8",
                        "--quota_parameters_per_layout=9",
+                       "--quota_control_bytes_per_user=10MiB",
                        "--peer_plain_text=true",
                        "--peer_coordinators=node7",
                        "--peer_tls_name=x",
@@ -169,6 +170,7 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
   EXPECT_EQ(options->quota_layouts_per_session, 7u);
   EXPECT_EQ(options->quota_buckets_per_layout, 8u);
   EXPECT_EQ(options->quota_parameters_per_layout, 9u);
+  EXPECT_EQ(options->quota_control_bytes_per_user, std::uint64_t{10} << 20);
   EXPECT_TRUE(options->peer_plain_text);
   EXPECT_EQ(options->peer_coordinators, "node7");
   EXPECT_EQ(options->peer_tls_name, "x");

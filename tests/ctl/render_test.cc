@@ -131,6 +131,26 @@ WARN  job old has failed
 )");
 }
 
+TEST(RenderStatusTest, ShowsWhatEachUserHolds) {
+  v1::GetStatusResponse status = EmptyStatus();
+  status.MergeFrom(FromText<v1::GetStatusResponse>(R"pb(
+    users { uid: 0 control_bytes: 1536 control_quota_bytes: 268435456 }
+    users {
+      uid: 1000
+      arena_bytes: 103424
+      gpu_bytes: 50331648
+      control_bytes: 1048576
+      control_quota_bytes: 268435456
+    }
+  )pb"));
+  const std::string text = RenderStatus(status, false, Length::kShort);
+  EXPECT_EQ(text.substr(text.find("USER") - 1), R"(
+USER     ARENAS   ON GPUS  IN THE DAEMON         OF
+   0        0 B       0 B        1.5 KiB  256.0 MiB
+1000  101.0 KiB  48.0 MiB        1.0 MiB  256.0 MiB
+)");
+}
+
 TEST(RenderStatusTest, NamesTheRanksThatTheJobHolds) {
   v1::GetStatusResponse status = BusyStatus();
   status.mutable_jobs(0)->add_held_ranks(1);

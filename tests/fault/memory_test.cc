@@ -63,6 +63,7 @@ class Attacker {
 
 class MemoryTest : public testing::Test {
  protected:
+  static constexpr std::uint64_t kQuota = 64 * kMiB;
   void SetUp() override {
     if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
     ASSERT_EQ(chmod(daemon_.directory().path().c_str(), 0755), 0);
@@ -106,7 +107,16 @@ class MemoryTest : public testing::Test {
   // What the attack has cost at most.
   std::uint64_t Cost() const { return Peak() - before_; }
 
-  TestDaemon daemon_;
+  // What the daemon charges the attacker.
+  std::uint64_t Charged() const {
+    const v1::GetStatusResponse status = daemon_.Status();
+    for (const v1::UserMemory& user : status.users()) {
+      if (user.uid() == 12345) return user.control_bytes();
+    }
+    return 0;
+  }
+
+  TestDaemon daemon_{{"--quota_control_bytes_per_user=64MiB"}};
 
  private:
   // The times of the steps since the last call, in order.
@@ -126,31 +136,63 @@ class MemoryTest : public testing::Test {
   std::uint64_t before_ = 0;
 };
 
+// 8 calls have ended, with RESOURCE_EXHAUSTED: their messages are too large, or gRPC would hold too
+// much for the user.
+constexpr char kAllRefused[] = "8 8 ";
+
 // 16 MiB were 608 MiB in the daemon.
 TEST_F(MemoryTest, FirstMessagesAreSmall) {
   Attacker attacker(daemon_, {"messages", "8", std::to_string(16 * kMiB)});
-  EXPECT_THAT(Attack(&attacker), testing::HasSubstr("larger than max"));
+  EXPECT_THAT(Attack(&attacker), testing::StartsWith(kAllRefused));
   EXPECT_LT(Cost(), 200 * kMiB);
 }
 
 // gRPC would hold them whole before it looks at their length.
 TEST_F(MemoryTest, MessagesThatAreFarTooLongAreNotHeld) {
   Attacker attacker(daemon_, {"messages", "8", std::to_string(256 * kMiB)});
-  EXPECT_THAT(Attack(&attacker), testing::StartsWith("8 8 "));
+  EXPECT_THAT(Attack(&attacker), testing::StartsWith(kAllRefused));
   EXPECT_LT(Cost(), 200 * kMiB);
-}
-
-// A message that is as large as it may be.
-TEST_F(MemoryTest, MessagesLeaveNothingBehind) {
-  Attacker attacker(daemon_, {"messages", "256", "65000"});
-  EXPECT_THAT(Attack(&attacker), testing::HasSubstr("must be OpenSession"));
-  EXPECT_LT(Cost(), 64 * kMiB);
 }
 
 TEST_F(MemoryTest, StreamsWithoutASessionAreFew) {
   Attacker attacker(daemon_, {"streams", "600"});
   EXPECT_THAT(Attack(&attacker), testing::HasSubstr("quota_sessions_per_user"));
   EXPECT_LT(Cost(), 64 * kMiB);
+}
+
+// ---- What the daemon keeps for a user. More would fit the bounds of each message and session.
+
+TEST_F(MemoryTest, NamesOfLayoutsAreCharged) {
+  {
+    // 200 MiB.
+    Attacker attacker(daemon_, {"layouts", "8", "8", "5000"});
+    EXPECT_THAT(Attack(&attacker), testing::HasSubstr("quota_control_bytes_per_user"));
+    EXPECT_LE(Charged(), kQuota);
+    EXPECT_GT(Charged(), kQuota / 2);
+    EXPECT_LT(Cost(), kQuota + 64 * kMiB);
+  }
+  EXPECT_TRUE(daemon_.AwaitStatus([this](const auto&) { return Charged() < kQuota / 4; }))
+      << "a session that has ended costs little";
+}
+
+TEST_F(MemoryTest, UnreadMessagesAreCharged) {
+  // Each session may leave 64 MiB unread.
+  Attacker attacker(daemon_, {"unread", "4"});
+  EXPECT_THAT(Attack(&attacker), testing::StartsWith("4 "));
+  EXPECT_TRUE(daemon_.AwaitStatus([this](const auto&) {
+    Step();
+    return daemon_.Log().find("quota_control_bytes_per_user") != std::string::npos;
+  })) << "a session is disconnected";
+  EXPECT_LE(Charged(), kQuota);
+  EXPECT_LT(Cost(), kQuota + 64 * kMiB);
+}
+
+TEST_F(MemoryTest, EndedJobsAreKeptAsSummaries) {
+  // A job of these layouts takes 11 MiB, and 16 that have ended are shown.
+  Attacker attacker(daemon_, {"jobs", "20", "2"});
+  EXPECT_THAT(Attack(&attacker), testing::StartsWith("0 "));
+  EXPECT_TRUE(daemon_.AwaitStatus([this](const auto&) { return Charged() < 10 * kMiB; }));
+  EXPECT_LT(Cost(), kQuota + 64 * kMiB);
 }
 
 }  // namespace

@@ -68,5 +68,62 @@ TEST_F(LayoutSetTest, LayoutWithTooManyBucketsIsRefusedAndForgotten) {
   EXPECT_EQ(Ask(0, Spec(kMaxBuckets)).value()->channel(), 1u);
 }
 
+// ---- What a layout costs its user
+
+class ChargedLayoutSetTest : public LayoutSetTest {
+ protected:
+  static constexpr uid_t kUser = 1000;
+
+  ChargedLayoutSetTest() {
+    for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
+      charged_members_.Join(rank, Incarnation(rank), sinks_[rank], "");
+    }
+  }
+  absl::StatusOr<LayoutChannel*> Ask(std::uint32_t rank, const std::string& name,
+                                     std::size_t name_bytes) {
+    LayoutSpec spec;
+    spec.name = name;
+    spec.parameters = {{std::string(name_bytes, 'n'), {4}, DataType::kFloat32}};
+    return charged_.Register(rank, Request(std::move(spec), kForever), &actions_);
+  }
+
+  ArenaQuota quota_{200'000, "quota_control_bytes_per_user", "memory"};
+  const JobTerms charged_terms_{"job", kUser, 0, {}, {&quota_, kUser}};
+  Membership charged_members_{3};
+  LayoutSet charged_{charged_terms_, &charged_members_, kMaxBuckets, {}, {}};
+};
+
+TEST_F(ChargedLayoutSetTest, NamesCount) {
+  ASSERT_TRUE(Ask(0, "short", 10).ok());
+  const std::uint64_t before = quota_.bytes_of(kUser);
+  EXPECT_GT(before, 0u);
+  ASSERT_TRUE(Ask(1, "short", 10).ok());
+  EXPECT_EQ(quota_.bytes_of(kUser), before) << "the ranks share a layout";
+  ASSERT_TRUE(Ask(0, "long", 10'000).ok());
+  EXPECT_GT(quota_.bytes_of(kUser), 2 * before + 9'000);
+}
+
+TEST_F(ChargedLayoutSetTest, RefusalNamesTheOptionAndLeavesNothingBehind) {
+  const auto refused = Ask(0, "huge", 200'000);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(ReasonOf(refused.status()), "QUOTA");
+  EXPECT_NE(refused.status().message().find("quota_control_bytes_per_user"), std::string::npos);
+  EXPECT_NE(refused.status().message().find("user 1000"), std::string::npos);
+  EXPECT_EQ(quota_.bytes_of(kUser), 0u);
+  EXPECT_TRUE(Ask(0, "small", 10).ok());
+}
+
+TEST_F(ChargedLayoutSetTest, RetiredLayoutCostsLittle) {
+  ASSERT_TRUE(Ask(0, "model", 100'000).ok());
+  charged_.Retire(&actions_);
+  EXPECT_EQ(charged_.Find(1), nullptr);
+  actions_ = {};  // an executor frees the layout
+  EXPECT_LT(quota_.bytes_of(kUser), 5'000u);
+  EXPECT_GT(quota_.bytes_of(kUser), 0u);
+  ASSERT_EQ(charged_.Snapshot().size(), 1u);
+  EXPECT_EQ(charged_.Snapshot()[0].name, "model");
+  EXPECT_EQ(charged_.Timeline("model", 1), std::nullopt) << "it had no step";
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

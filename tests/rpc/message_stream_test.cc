@@ -46,6 +46,10 @@ class FakeStream final : public MessageStream<int, std::string, int> {
   void CompleteWrite(bool ok = true) { Complete(&write_, ok); }
   void CompleteFinish() { Complete(&finish_, true); }
   bool writing() const { return write_ != nullptr; }
+
+  std::size_t most_granted = 1000;
+  int drained = 0;
+
   // Fails what is under way. A stream owns itself until then.
   void CompleteAll() {
     if (read_ != nullptr) EndReads();
@@ -65,6 +69,15 @@ class FakeStream final : public MessageStream<int, std::string, int> {
     ASSERT_FALSE(record_->end.has_value());
     record_->end = end;
     record_->disconnected = WhyDisconnected();
+  }
+  absl::Status Grant(std::size_t bytes, std::size_t* granted) override {
+    if (bytes > most_granted) return absl::ResourceExhaustedError("too much for the user");
+    *granted = bytes;
+    return absl::OkStatus();
+  }
+  void Drained(std::size_t* granted) override {
+    *granted = 0;
+    ++drained;
   }
   // A number is as many bytes as it says.
   std::size_t BytesOf(const int& number) const override { return static_cast<std::size_t>(number); }
@@ -279,6 +292,30 @@ TEST_F(MessageStreamTest, OwnsItselfUntilItsLastOperationHasCompleted) {
   EXPECT_FALSE(weak.expired()) << "Finish is under way";
   stream->CompleteFinish();
   EXPECT_TRUE(weak.expired());
+}
+
+TEST_F(MessageStreamTest, DisconnectsAUserWhoIsNotGrantedTheQueue) {
+  stream_->most_granted = 50;
+  stream_->Began();
+  stream_->Send(40);  // is being written
+  stream_->Send(40);
+  EXPECT_EQ(record_.cancels, 0);
+  stream_->Send(20);
+  EXPECT_EQ(record_.cancels, 1);
+  stream_->CompleteAll();
+  EXPECT_THAT(record_.disconnected, HasSubstr("too much for the user"));
+  EXPECT_THAT(record_.disconnected, HasSubstr("1 messages unread, of 40 bytes"));
+  stream_ = nullptr;
+}
+
+TEST_F(MessageStreamTest, GivesBackWhatWasGrantedWhenItsQueueIsEmpty) {
+  stream_->Began();
+  for (const int number : {10, 20, 30}) stream_->Send(number);
+  EXPECT_EQ(stream_->drained, 1) << "the first one left the queue at once";
+  stream_->CompleteWrite();
+  EXPECT_EQ(stream_->drained, 1);
+  stream_->CompleteWrite();
+  EXPECT_EQ(stream_->drained, 2);
 }
 
 }  // namespace

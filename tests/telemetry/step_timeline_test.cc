@@ -97,5 +97,22 @@ TEST(StepTimelineTest, LayoutWithoutBucketsKeepsVerdicts) {
   EXPECT_TRUE(timeline.Last(1)[0].complete);
 }
 
+TEST(StepTimelineTest, KeepsTheLastStepsThatFit) {
+  StepTimeline timeline(2, 2);
+  EXPECT_EQ(timeline.LastWithin(1 << 20), nullptr) << "there is no step";
+  for (std::uint64_t step = 1; step <= 5; ++step) timeline.Append(MakeStep(step, 2, 2));
+  EXPECT_EQ(timeline.bytes(), StepTimeline::BytesFor(2, 2));
+  const auto all = timeline.LastWithin(1 << 20);
+  ASSERT_NE(all, nullptr);
+  EXPECT_EQ(all->Last(64).size(), 5u);
+  EXPECT_LT(all->bytes(), timeline.bytes());
+  const auto some = timeline.LastWithin(all->bytes() - 1);
+  ASSERT_NE(some, nullptr);
+  const std::vector<StepTimes> last = some->Last(64);
+  ASSERT_EQ(last.size(), 4u);
+  ExpectEqual(last[3], MakeStep(5, 2, 2));
+  EXPECT_EQ(timeline.LastWithin(10), nullptr);
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

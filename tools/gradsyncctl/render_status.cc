@@ -202,6 +202,21 @@ TextTable Ranks(const v1::GetStatusResponse& status) {
   return table;
 }
 
+TextTable Users(const v1::GetStatusResponse& status) {
+  TextTable table({{"USER", kRight},
+                   {"ARENAS", kRight},
+                   {"ON GPUS", kRight},
+                   {"IN THE DAEMON", kRight},
+                   {"OF", kRight}});
+  for (const v1::UserMemory& user : status.users()) {
+    table.AddRow(
+        {absl::StrCat(user.uid()), FormatBytes(user.arena_bytes()), FormatBytes(user.gpu_bytes()),
+         FormatBytes(user.control_bytes()), FormatBytes(user.control_quota_bytes())},
+        static_cast<double>(user.control_bytes()));
+  }
+  return table;
+}
+
 }  // namespace
 
 std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks, Length length) {
@@ -218,8 +233,10 @@ std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks, L
   const bool no_jobs = status.jobs().empty() && status.remote_jobs().empty();
   absl::StrAppend(&text, no_jobs ? "\nno jobs\n" : Totals(status));
   std::vector<Section> sections = {{"jobs", Jobs(status), ""}, {"layouts", Layouts(status), ""}};
+
   for (Section& section : NodeSections(status)) sections.push_back(std::move(section));
   for (Section& section : GpuSections(status)) sections.push_back(std::move(section));
+  sections.push_back({"users", Users(status), ""});
   if (with_ranks) sections.push_back({"ranks", Ranks(status), ""});
   TextTable remarks({});
   for (const std::string& warning : status.warnings()) remarks.AddNote("WARN  " + warning);
