@@ -88,6 +88,7 @@ std::string FormatTime(absl::Duration duration) {
     absl::Duration size;
     const char* name;
   };
+  if (duration == absl::InfiniteDuration()) return "inf";
   std::string text;
   for (const TimeUnit& unit : {TimeUnit{absl::Hours(1), "h"}, TimeUnit{absl::Minutes(1), "m"},
                                TimeUnit{absl::Seconds(1), "s"},

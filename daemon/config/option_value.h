@@ -23,7 +23,7 @@ std::string FormatBytes(std::uint64_t bytes);
 
 // Reads "30s", "500ms" or "1h30m".
 absl::StatusOr<absl::Duration> ParseTime(std::string_view text);
-// Writes what ParseTime() reads: "30m", not "1800s".
+// Writes what ParseTime() reads: "30m", not "1800s". "inf" for an infinite time.
 std::string FormatTime(absl::Duration duration);
 
 // Reads "true" or "false".

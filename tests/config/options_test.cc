@@ -318,7 +318,7 @@ INSTANTIATE_TEST_SUITE_P(
             "TimeOutOfRange", {"--lease=2h"}, "--lease: 2h is out of range; allowed: 100ms to 1h"},
         FlagFault{"TimeOverflows",
                   {"--lease=99999999999999999h"},
-                  "--lease: inf is out of range; allowed: 100ms to 1h"},
+                  "--lease: \"99999999999999999h\" is too long; allowed: 100ms to 1h"},
         FlagFault{"NotAMode",
                   {"--socket_mode=660"},
                   "--socket_mode: \"660\" is not one of the choices; allowed: 0600, 0660, 0666"},
@@ -522,7 +522,7 @@ TEST(FaultsTest, ListsAllFaults) {
           at(6) + "String literals cannot cross line boundaries.",
           at(7) + "staging_bytes: \"1GB\" is not a size: a whole number and B, KiB, MiB, GiB or "
                   "TiB, such as 32MiB; allowed: 4KiB to 1GiB, a multiple of 4KiB",
-          "--lease: 0 is out of range; allowed: 100ms to 1h",
+          "--lease: 0s is out of range; allowed: 100ms to 1h",
           "--colour: unknown flag; --help lists all", "\"x\": not a flag; flags are --NAME=VALUE",
           "--quota_jobs_per_user: \"many\" is not a whole number; allowed: 1 to 65536",
           "--require_token: \"maybe\" is neither true nor false; allowed: true or false"));
