@@ -39,6 +39,7 @@ PeerOptions PeerOptionsOf(const Options& options) {
   peer.tls_key = options.peer_tls_key;
   peer.tls_ca = options.peer_tls_ca;
   peer.tls_name = options.peer_tls_name;
+  peer.gpus = options.cuda_library != WorkerSupervisorOptions::kNoGpus;
   peer.quota_jobs_per_user = options.quota_jobs_per_user;
   peer.limits = DecodeLimitsOf(options);
   peer.engine.lanes = static_cast<int>(options.engine_lanes);

@@ -329,7 +329,7 @@ std::vector<OptionEntry> MakeTable() {
       Path(&Options::peer_tls_certificate, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_certificate", kPeers,
             "PEM file with this daemon's certificate. With it, peer_tls_key and peer_tls_ca, "
-            "daemons authenticate each other. Gradients always travel in clear text.",
+            "daemons authenticate each other, and gradients in host memory are encrypted.",
             "/etc/gradsync/peer.crt"}),
       Path(&Options::peer_tls_key, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_key", kPeers, "PEM file with the certificate's private key.",

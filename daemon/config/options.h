@@ -88,7 +88,7 @@ struct Options {
   // Name of this node in messages and status. Empty: the host's name.
   std::string node_name;
   // PEM files; all three or none. With them, both sides of every connection between daemons must
-  // have a certificate that `ca` has signed. Gradients always travel in clear text.
+  // have a certificate that `ca` has signed. Gradients in host memory are then encrypted.
   std::string peer_tls_certificate;
   std::string peer_tls_key;
   std::string peer_tls_ca;

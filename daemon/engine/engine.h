@@ -1,5 +1,5 @@
 // The interface of the collective between nodes. Each node brings the sum of its local ranks'
-// gradients, or their minimum or maximum; the engine combines these, chunk by chunk. GlooEngine
+// gradients, or their minimum or maximum; the engine combines these, chunk by chunk. TcpEngine
 // implements it for host memory, over TCP.
 
 #ifndef DAEMON_ENGINE_ENGINE_H_
@@ -61,7 +61,7 @@ struct Exchange {
 };
 
 struct LaneStatistics {
-  // Payload, without the headers of Gloo, TCP and IP.
+  // Payload, without headers, those of TLS, TCP and IP included.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
   std::uint64_t busy_ns = 0;  // time with at least one chunk under way
@@ -80,7 +80,8 @@ struct EngineStatistics {
 //   DEADLINE_EXCEEDED  ENGINE_TIMEOUT: a node is silent, or data that it has sent does not arrive.
 //                      Field "node": its name, or all candidates, comma-separated.
 //   CANCELLED          ENGINE_CLOSED: this engine was destroyed with exchanges pending
-//   INTERNAL           ENGINE_BROKEN: a fault of this program, or of Gloo
+//   INTERNAL           ENGINE_BROKEN: a fault of this program, or of a node that sends what it
+//   should not
 class Engine {
  public:
   // Fails pending exchanges and waits for their done() and for running callbacks.

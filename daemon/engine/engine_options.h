@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/engine/engine_settings.h"
+#include "daemon/engine/peer_tls_keys.h"
 #include "daemon/engine/rendezvous_store.h"
 
 namespace gradsync::daemon {
@@ -25,6 +27,9 @@ struct EngineOptions : EngineSettings {
   // of `interface`. Ports are ephemeral.
   std::string address;
   std::string interface;
+
+  // Null: data travels in clear text. All nodes or none.
+  std::shared_ptr<const PeerTlsKeys> keys;
 
   absl::Duration connect_timeout = absl::Seconds(60);
   RendezvousStore* store = nullptr;  // used until Connect returns

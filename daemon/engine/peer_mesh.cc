@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <openssl/crypto.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -24,9 +25,18 @@
 namespace gradsync::daemon {
 namespace {
 
-constexpr std::size_t kTokenBytes = 16;
-// The acceptor's token, then the connecting node's number (4 bytes, little-endian).
-constexpr std::size_t kHelloBytes = kTokenBytes + 4;
+constexpr std::size_t kTokenBytes = 32;
+// The acceptor's token, then the connecting node's number and the channel's (4 bytes each,
+// little-endian). The acceptor answers with one byte.
+constexpr std::size_t kHelloBytes = kTokenBytes + 8;
+constexpr char kWelcome = 1;
+// For a connection to show the token.
+constexpr std::uint64_t kHelloLimitNs = 5'000'000'000;
+// How often a node tries to connect whose connection is closed before it is welcome.
+constexpr int kTries = 20;
+constexpr int kTryAgainMs = 20;
+
+using Mesh = std::vector<std::vector<PeerStream>>;  // by channel, by node
 
 struct Listener {
   UniqueFd fd;
@@ -63,7 +73,7 @@ absl::StatusOr<Listener> Listen(const PeerMeshOptions& options) {
   listener.fd =
       UniqueFd(socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener.fd.valid() || bind(listener.fd.get(), address->get(), address->length) != 0 ||
-      listen(listener.fd.get(), static_cast<int>(2 * options.nodes)) != 0) {
+      listen(listener.fd.get(), SOMAXCONN) != 0) {
     return Errno(absl::StrCat("listen on ", options.address));
   }
   char token[kTokenBytes];
@@ -117,8 +127,35 @@ void SendAtOnce(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-absl::StatusOr<UniqueFd> ConnectTo(const PeerMeshOptions& options, const Peer& peer,
-                                   const std::string& name) {
+std::string HelloOf(const Peer& peer, std::uint32_t node, std::uint32_t channel) {
+  std::string hello = peer.token;
+  for (const std::uint32_t number : {node, channel}) {
+    for (int i = 0; i < 4; ++i) hello.push_back(static_cast<char>(number >> (8 * i)));
+  }
+  return hello;
+}
+
+std::uint32_t NumberAt(const std::string& hello, std::size_t at) {
+  std::uint32_t number = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    number |= std::uint32_t{static_cast<unsigned char>(hello[at + i])} << (8 * i);
+  }
+  return number;
+}
+
+// ---- The connecting side
+
+// Waits for the socket. ENGINE_TIMEOUT at the deadline.
+absl::Status AwaitStream(const PeerMeshOptions& options, const PeerStream& stream, short events,
+                         const std::string& name) {
+  std::vector<pollfd> polled = {{stream.fd(), events, 0}};
+  const absl::StatusOr<bool> ready = AwaitAny(options, &polled);
+  if (!ready.ok()) return ready.status();
+  return *ready ? absl::OkStatus() : EngineTimeout(name, "cannot be reached");
+}
+
+absl::StatusOr<UniqueFd> Dial(const PeerMeshOptions& options, const Peer& peer,
+                              const std::string& name) {
   UniqueFd fd(
       socket(peer.address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return Errno("socket");
@@ -134,89 +171,200 @@ absl::StatusOr<UniqueFd> ConnectTo(const PeerMeshOptions& options, const Peer& p
     if (error != 0) return PeerLost(name, std::strerror(error));
   }
   SendAtOnce(fd.get());
-  std::string hello = peer.token;
-  for (int i = 0; i < 4; ++i) hello.push_back(static_cast<char>(options.node >> (8 * i)));
-  // A new connection's buffer holds it.
-  if (send(fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(hello.size())) {
-    return PeerLost(name, "it did not accept this node's hello");
-  }
   return fd;
 }
 
-// A connection whose hello has not arrived whole.
+// Shows certificate and token, and waits until it is welcome. `broken`: the connection's own
+// failure; the returned status: any other.
+absl::Status Introduce(const PeerMeshOptions& options, const std::string& hello,
+                       const std::string& name, PeerStream* stream, absl::Status* broken) {
+  for (;;) {
+    const absl::StatusOr<bool> done = stream->Handshake();
+    if (!done.ok()) *broken = done.status();
+    if (!done.ok() || *done) break;
+    if (absl::Status status = AwaitStream(options, *stream, POLLIN, name); !status.ok()) {
+      return status;
+    }
+  }
+  for (std::size_t sent = 0; broken->ok() && sent < hello.size();) {
+    const absl::StatusOr<std::size_t> wrote =
+        stream->Write(hello.data() + sent, hello.size() - sent);
+    if (!wrote.ok()) *broken = wrote.status();
+    if (wrote.ok()) sent += *wrote;
+    if (!wrote.ok() || *wrote > 0) continue;
+    if (absl::Status status = AwaitStream(options, *stream, POLLOUT, name); !status.ok()) {
+      return status;
+    }
+  }
+  char welcome = 0;
+  while (broken->ok()) {
+    const absl::StatusOr<std::size_t> got = stream->Read(&welcome, 1);
+    if (!got.ok()) *broken = got.status();
+    if (got.ok() && *got == 1) break;
+    if (!got.ok()) continue;
+    if (absl::Status status = AwaitStream(options, *stream, POLLIN, name); !status.ok()) {
+      return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PeerStream> ConnectTo(const PeerMeshOptions& options, const Peer& peer,
+                                     const std::string& name, std::uint32_t channel) {
+  const std::string hello = HelloOf(peer, options.node, channel);
+  for (int left = kTries;; --left) {
+    absl::StatusOr<UniqueFd> fd = Dial(options, peer, name);
+    if (!fd.ok()) return fd.status();
+    PeerStream stream(*std::move(fd), options.tls.get(), PeerStream::Role::kConnects);
+    absl::Status broken;
+    absl::Status status = Introduce(options, hello, name, &stream, &broken);
+    if (!status.ok()) return status;
+    if (broken.ok()) return stream;
+    if (left == 1) return PeerLost(name, broken.message());
+    if (absl::Status cancelled = options.store->Cancelled(); !cancelled.ok()) return cancelled;
+    poll(nullptr, 0, std::min(LeftMs(options), kTryAgainMs));
+  }
+}
+
+// ---- The accepting side
+
+// A connection that has not shown the token.
 struct Stranger {
-  UniqueFd fd;
+  PeerStream stream;
+  std::uint64_t until_ns = 0;
+  bool connected = false;  // the handshake of TLS is done
   std::string hello;
 };
 
-// Reads on; true if there is nothing more to wait for. fd is closed if nothing more comes.
-bool ReadHello(Stranger* stranger) {
-  char bytes[kHelloBytes];
-  const ssize_t got = recv(stranger->fd.get(), bytes, kHelloBytes - stranger->hello.size(), 0);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  if (got <= 0) {
-    stranger->fd.reset();
-    return true;
+// Goes on as far as bytes have come. True if there is nothing more to wait for. The stream is
+// closed if nothing more comes.
+bool Advance(Stranger* stranger) {
+  if (!stranger->connected) {
+    const absl::StatusOr<bool> done = stranger->stream.Handshake();
+    if (!done.ok()) stranger->stream.Close();
+    if (!done.ok()) return true;
+    if (!*done) return false;
+    stranger->connected = true;
   }
-  stranger->hello.append(bytes, static_cast<std::size_t>(got));
-  return stranger->hello.size() == kHelloBytes;
+  while (stranger->hello.size() < kHelloBytes) {
+    char bytes[kHelloBytes];
+    const absl::StatusOr<std::size_t> got =
+        stranger->stream.Read(bytes, kHelloBytes - stranger->hello.size());
+    if (!got.ok()) stranger->stream.Close();
+    if (!got.ok()) return true;
+    if (*got == 0) return false;
+    stranger->hello.append(bytes, *got);
+  }
+  return true;
 }
 
-// The node that `hello` shows; this one if it is none that is still to come.
-std::uint32_t NodeOfHello(const PeerMeshOptions& options, const std::string& token,
-                          const std::vector<UniqueFd>& peers, const std::string& hello) {
-  if (hello.size() != kHelloBytes || hello.compare(0, kTokenBytes, token) != 0) {
-    return options.node;
-  }
-  std::uint32_t node = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    node |= std::uint32_t{static_cast<unsigned char>(hello[kTokenBytes + i])} << (8 * i);
-  }
-  const bool expected = node > options.node && node < options.nodes && !peers[node].valid();
-  return expected ? node : options.node;
-}
+// Accepts the connections of the nodes above this one.
+class Acceptor {
+ public:
+  // Fills `mesh`. All of it outlives this.
+  Acceptor(const PeerMeshOptions& options, const Listener& listener, Mesh* mesh)
+      : options_(options), listener_(listener), mesh_(*mesh) {}
 
-absl::Status Missing(const PeerMeshOptions& options, const std::vector<UniqueFd>& peers) {
-  std::vector<std::string> names;
-  for (std::uint32_t node = options.node + 1; node < options.nodes; ++node) {
-    if (!peers[node].valid()) names.push_back(options.node_names[node]);
-  }
-  return EngineTimeout(absl::StrJoin(names, ", "), "has not connected");
-}
-
-// The connection of every node above this one.
-absl::Status AcceptPeers(const PeerMeshOptions& options, const Listener& listener,
-                         std::vector<UniqueFd>* peers) {
-  std::size_t missing = options.nodes - options.node - 1;
-  std::deque<Stranger> strangers;
-  while (missing > 0) {
-    std::vector<pollfd> polled = {{listener.fd.get(), POLLIN, 0}};
-    for (const Stranger& stranger : strangers) {
-      polled.push_back({stranger.fd.get(), POLLIN, 0});
-    }
-    const absl::StatusOr<bool> ready = AwaitAny(options, &polled);
-    if (!ready.ok()) return ready.status();
-    if (!*ready) return Missing(options, *peers);
-    for (std::size_t i = 0; i < strangers.size(); ++i) {
-      Stranger& stranger = strangers[i];
-      if (polled[i + 1].revents == 0 || !ReadHello(&stranger)) continue;
-      const std::uint32_t node = NodeOfHello(options, listener.token, *peers, stranger.hello);
-      if (stranger.fd.valid() && node != options.node) {
-        SendAtOnce(stranger.fd.get());
-        (*peers)[node] = std::move(stranger.fd);
-        --missing;
+  absl::Status Run() {
+    missing_ = std::size_t{options_.nodes - options_.node - 1} * options_.channels;
+    while (missing_ > 0) {
+      std::vector<pollfd> polled = {{listener_.fd.get(), POLLIN, 0}};
+      for (const Stranger& stranger : strangers_) {
+        polled.push_back({stranger.stream.fd(), POLLIN, 0});
       }
-      stranger.fd.reset();
+      // A node that is lost before the others have come.
+      const std::size_t first = polled.size();
+      std::vector<std::uint32_t> admitted;
+      for (const auto& peers : mesh_) {
+        for (std::uint32_t node = options_.node + 1; node < options_.nodes; ++node) {
+          if (!peers[node].valid()) continue;
+          polled.push_back({peers[node].fd(), POLLRDHUP, 0});
+          admitted.push_back(node);
+        }
+      }
+      const absl::StatusOr<bool> ready = AwaitAny(options_, &polled);
+      if (!ready.ok()) return ready.status();
+      if (!*ready) return Missing();
+      for (std::size_t i = 0; i < admitted.size(); ++i) {
+        if (polled[first + i].revents == 0) continue;
+        return PeerLost(options_.node_names[admitted[i]], "its connection was closed");
+      }
+      const std::uint64_t now_ns = MonotonicNowNs();
+      for (std::size_t i = 0; i < strangers_.size(); ++i) {
+        Stranger& stranger = strangers_[i];
+        if (polled[i + 1].revents != 0 && Advance(&stranger)) Admit(&stranger);
+        if (now_ns >= stranger.until_ns) stranger.stream.Close();
+      }
+      strangers_.erase(
+          std::remove_if(strangers_.begin(), strangers_.end(),
+                         [](const Stranger& stranger) { return !stranger.stream.valid(); }),
+          strangers_.end());
+      if (polled[0].revents != 0) Accept(now_ns);
     }
-    strangers.erase(std::remove_if(strangers.begin(), strangers.end(),
-                                   [](const Stranger& stranger) { return !stranger.fd.valid(); }),
-                    strangers.end());
-    if (polled[0].revents != 0) {
-      UniqueFd fd(accept4(listener.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      // The oldest goes, should a crowd come.
-      if (strangers.size() >= 4 * std::size_t{options.nodes}) strangers.pop_front();
-      if (fd.valid()) strangers.push_back({std::move(fd), ""});
+    return absl::OkStatus();
+  }
+
+ private:
+  void Accept(std::uint64_t now_ns) {
+    UniqueFd fd(accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) return;
+    // The oldest goes, should a crowd come.
+    if (strangers_.size() >= 64 + 2 * missing_) strangers_.pop_front();
+    SendAtOnce(fd.get());
+    strangers_.push_back({PeerStream(std::move(fd), options_.tls.get(), PeerStream::Role::kAccepts),
+                          now_ns + kHelloLimitNs, options_.tls == nullptr, ""});
+  }
+
+  // Keeps the connection if it is one that is still to come, else closes it.
+  void Admit(Stranger* stranger) {
+    PeerStream stream = std::move(stranger->stream);
+    const std::string& hello = stranger->hello;
+    if (!stream.valid() || hello.size() != kHelloBytes ||
+        CRYPTO_memcmp(hello.data(), listener_.token.data(), kTokenBytes) != 0) {
+      return;
+    }
+    const std::uint32_t node = NumberAt(hello, kTokenBytes);
+    const std::uint32_t channel = NumberAt(hello, kTokenBytes + 4);
+    if (node <= options_.node || node >= options_.nodes || channel >= options_.channels) return;
+    PeerStream& place = mesh_[channel][node];
+    const bool again = place.valid();
+    // A new connection's buffer holds it.
+    const absl::StatusOr<std::size_t> welcomed = stream.Write(&kWelcome, 1);
+    if (!welcomed.ok() || *welcomed != 1) return;
+    // A node that tries again has lost its first connection.
+    place = std::move(stream);
+    if (!again) --missing_;
+  }
+
+  absl::Status Missing() const {
+    std::vector<std::string> names;
+    for (std::uint32_t node = options_.node + 1; node < options_.nodes; ++node) {
+      const bool all = std::all_of(mesh_.begin(), mesh_.end(),
+                                   [node](const auto& peers) { return peers[node].valid(); });
+      if (!all) names.push_back(options_.node_names[node]);
+    }
+    return EngineTimeout(absl::StrJoin(names, ", "), "has not connected");
+  }
+
+  const PeerMeshOptions& options_;
+  const Listener& listener_;
+  Mesh& mesh_;
+  std::size_t missing_ = 0;  // connections
+  std::deque<Stranger> strangers_;
+};
+
+// Connects to the nodes below this one.
+absl::Status ConnectToOthers(const PeerMeshOptions& options, Mesh* mesh) {
+  for (std::uint32_t node = 0; node < options.nodes; ++node) {
+    if (node == options.node) continue;
+    const absl::StatusOr<Peer> peer = Describe(options, node);
+    if (!peer.ok()) return peer.status();
+    if (node > options.node) continue;
+    for (std::uint32_t channel = 0; channel < options.channels; ++channel) {
+      absl::StatusOr<PeerStream> stream =
+          ConnectTo(options, *peer, options.node_names[node], channel);
+      if (!stream.ok()) return stream.status();
+      (*mesh)[channel][node] = *std::move(stream);
     }
   }
   return absl::OkStatus();
@@ -224,7 +372,7 @@ absl::Status AcceptPeers(const PeerMeshOptions& options, const Listener& listene
 
 }  // namespace
 
-absl::StatusOr<std::vector<UniqueFd>> ConnectPeers(const PeerMeshOptions& options) {
+absl::StatusOr<std::vector<std::vector<PeerStream>>> ConnectPeers(const PeerMeshOptions& options) {
   absl::StatusOr<Listener> listener = Listen(options);
   if (!listener.ok()) return listener.status();
   absl::Status status = options.store->Set(
@@ -232,19 +380,12 @@ absl::StatusOr<std::vector<UniqueFd>> ConnectPeers(const PeerMeshOptions& option
       absl::StrCat(options.address, " ", LocalPort(listener->fd.get()), " ",
                    absl::BytesToHexString(listener->token), "\n", options.agreement));
   if (!status.ok()) return status;
-  std::vector<UniqueFd> peers(options.nodes);
-  for (std::uint32_t node = 0; node < options.nodes; ++node) {
-    if (node == options.node) continue;
-    const absl::StatusOr<Peer> peer = Describe(options, node);
-    if (!peer.ok()) return peer.status();
-    if (node > options.node) continue;
-    absl::StatusOr<UniqueFd> fd = ConnectTo(options, *peer, options.node_names[node]);
-    if (!fd.ok()) return fd.status();
-    peers[node] = *std::move(fd);
-  }
-  status = AcceptPeers(options, *listener, &peers);
+  Mesh mesh(options.channels);
+  for (auto& peers : mesh) peers.resize(options.nodes);
+  status = ConnectToOthers(options, &mesh);
+  if (status.ok()) status = Acceptor(options, *listener, &mesh).Run();
   if (!status.ok()) return status;
-  return peers;
+  return mesh;
 }
 
 }  // namespace gradsync::daemon

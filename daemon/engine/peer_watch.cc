@@ -2,11 +2,8 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -23,7 +20,7 @@ constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();
 
 }  // namespace
 
-PeerWatch::PeerWatch(Options options, std::vector<UniqueFd> peers,
+PeerWatch::PeerWatch(Options options, std::vector<PeerStream> peers,
                      const std::vector<LaneProgress>* progress)
     : options_(std::move(options)),
       limit_ns_(static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options_.silence_limit))),
@@ -33,7 +30,7 @@ PeerWatch::PeerWatch(Options options, std::vector<UniqueFd> peers,
       peers_(peers.size()),
       stalls_(progress->size()) {
   for (std::size_t node = 0; node < peers.size(); ++node) {
-    peers_[node].fd = std::move(peers[node]);
+    peers_[node].stream = std::move(peers[node]);
     peers_[node].begun.resize(progress->size());
   }
   thread_ = std::thread([this] { Run(); });
@@ -91,7 +88,7 @@ void PeerWatch::Send(WatchFrame::Kind kind, const absl::Status& failure) {
   }
   const std::string encoded = EncodeWatchFrame(frame);
   for (Peer& peer : peers_) {
-    if (!peer.fd.valid()) continue;
+    if (!peer.stream.valid()) continue;
     // The last kAlive is not sent yet: another one would say nothing new.
     if (kind == WatchFrame::Kind::kAlive && !peer.unsent.empty()) continue;
     peer.unsent += encoded;
@@ -101,12 +98,11 @@ void PeerWatch::Send(WatchFrame::Kind kind, const absl::Status& failure) {
 
 void PeerWatch::Flush(Peer* peer) {
   while (!peer->unsent.empty()) {
-    const ssize_t sent =
-        send(peer->fd.get(), peer->unsent.data(), peer->unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent < 0 && errno == EINTR) continue;
-    // Read() sees the error, after the node's last messages.
-    if (sent <= 0) return;
-    peer->unsent.erase(0, static_cast<std::size_t>(sent));
+    const absl::StatusOr<std::size_t> sent =
+        peer->stream.Write(peer->unsent.data(), peer->unsent.size());
+    // Read() sees an error, after the node's last messages.
+    if (!sent.ok() || *sent == 0) return;
+    peer->unsent.erase(0, *sent);
   }
 }
 
@@ -132,29 +128,26 @@ absl::Status PeerWatch::Take(const WatchFrame& frame, Peer* peer, const std::str
 absl::Status PeerWatch::Read(Peer* peer, const std::string& name) {
   for (;;) {
     char bytes[4096];
-    const ssize_t got = recv(peer->fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
-    if (got <= 0) {
-      const std::string how = got == 0 ? "its connection was closed"
-                                       : absl::StrCat("its connection: ", strerror(errno));
-      peer->fd.reset();
-      return peer->left ? absl::OkStatus() : PeerLost(name, how);
+    const absl::StatusOr<std::size_t> got = peer->stream.Read(bytes, sizeof(bytes));
+    if (got.ok() && *got == 0) return absl::OkStatus();
+    if (!got.ok()) {
+      peer->stream.Close();
+      return peer->left ? absl::OkStatus() : PeerLost(name, got.status().message());
     }
     peer->heard_ns = MonotonicNowNs();
-    peer->received.append(bytes, static_cast<std::size_t>(got));
+    peer->received.append(bytes, *got);
     absl::string_view rest = peer->received;
     for (;;) {
       WatchFrame frame;
       const absl::StatusOr<bool> taken = DecodeWatchFrame(&rest, progress_->size(), &frame);
       if (!taken.ok()) {
-        peer->fd.reset();
+        peer->stream.Close();
         return PeerLost(name, taken.status().message());
       }
       if (!*taken) break;
       absl::Status failure = Take(frame, peer, name);
       if (!failure.ok()) {
-        peer->fd.reset();
+        peer->stream.Close();
         return failure;
       }
     }
@@ -165,7 +158,7 @@ absl::Status PeerWatch::Read(Peer* peer, const std::string& name) {
 absl::Status PeerWatch::CheckSilence(std::uint64_t now_ns) {
   for (std::size_t node = 0; node < peers_.size(); ++node) {
     const Peer& peer = peers_[node];
-    if (!peer.fd.valid() || peer.left || peer.heard_ns == 0) continue;
+    if (!peer.stream.valid() || peer.left || peer.heard_ns == 0) continue;
     if (now_ns < peer.heard_ns + limit_ns_) continue;
     return EngineTimeout(options_.node_names[node],
                          absl::StrCat("has sent nothing for ",
@@ -227,7 +220,7 @@ int PeerWatch::TimeoutMs(std::uint64_t now_ns) {
   std::uint64_t next_ns = next_alive_ns_;
   if (!failed_) {
     for (const Peer& peer : peers_) {
-      if (!peer.fd.valid() || peer.left || peer.heard_ns == 0) continue;
+      if (!peer.stream.valid() || peer.left || peer.heard_ns == 0) continue;
       next_ns = std::min(next_ns, peer.heard_ns + limit_ns_);
     }
     MutexLock lock(&mutex_);
@@ -245,7 +238,7 @@ void PeerWatch::Run() {
     polled.push_back({wake_.get(), POLLIN, 0});
     for (const Peer& peer : peers_) {
       const int events = peer.unsent.empty() ? POLLIN : POLLIN | POLLOUT;
-      polled.push_back({peer.fd.get(), static_cast<short>(events), 0});
+      polled.push_back({peer.stream.fd(), static_cast<short>(events), 0});
     }
     poll(polled.data(), polled.size(), TimeoutMs(MonotonicNowNs()));
 
@@ -255,7 +248,7 @@ void PeerWatch::Run() {
     // arrived meanwhile.
     for (std::size_t node = 0; node < peers_.size(); ++node) {
       Peer& peer = peers_[node];
-      if (!peer.fd.valid()) continue;
+      if (!peer.stream.valid()) continue;
       Flush(&peer);
       Fail(Read(&peer, options_.node_names[node]));
     }

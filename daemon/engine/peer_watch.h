@@ -2,10 +2,8 @@
 // within silence_limit that it is silent or that its data does not arrive. Sends the other nodes
 // the reason when this engine fails.
 //
-// Gloo alone cannot detect this. It does not report a connection that breaks within a message to
-// the operation that uses it (pair.cc, signalException). An operation that times out does not say
-// which node it waited for. And a wait for a slow trainer on another node looks like a wait on a
-// lost connection.
+// The lanes' connections alone cannot show this: a wait for a slow trainer on another node looks
+// like a wait on a lost connection.
 
 #ifndef DAEMON_ENGINE_PEER_WATCH_H_
 #define DAEMON_ENGINE_PEER_WATCH_H_
@@ -23,6 +21,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/engine_settings.h"
+#include "daemon/engine/peer_stream.h"
 #include "daemon/engine/watch_frame.h"
 
 namespace gradsync::daemon {
@@ -54,7 +53,7 @@ class PeerWatch {
   static constexpr absl::Duration kSuspicion = absl::Milliseconds(500);
 
   // `peers`: by node, as ConnectPeers returns them. `progress`: by lane; must outlive this.
-  PeerWatch(Options options, std::vector<UniqueFd> peers,
+  PeerWatch(Options options, std::vector<PeerStream> peers,
             const std::vector<LaneProgress>* progress);
   // Unless Say() was called, tells the other nodes that this one has left in order.
   ~PeerWatch();
@@ -69,7 +68,7 @@ class PeerWatch {
 
  private:
   struct Peer {
-    UniqueFd fd;  // closed if the node has left or is lost
+    PeerStream stream;  // closed if the node has left or is lost
     std::string received;
     std::string unsent;
     std::uint64_t heard_ns = 0;        // when its last bytes came; 0: none yet

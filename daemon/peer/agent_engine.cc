@@ -197,7 +197,7 @@ bool AgentEngine::busy() const {
 std::optional<EngineSnapshot> AgentEngine::Snapshot() const {
   MutexLock lock(&mutex_);
   if (epoch_ == nullptr) return std::nullopt;
-  return EngineSnapshot{epoch_->number, epoch_->node_names, epoch_->settings,
+  return EngineSnapshot{epoch_->number, epoch_->node_names, epoch_->settings, context_.encrypted,
                         epoch_->exchange->Statistics()};
 }
 

@@ -37,6 +37,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
     std::string address;
     std::uint64_t staging_bytes = 0;
     EngineMaker make_engine;
+    bool encrypted = false;      // the engines' connections have TLS; for status
     Executor* reaper = nullptr;  // destroys engines, each on a thread of its own
     std::function<void(v1::AttachRequest)> send;
     // The rank whose session has this incarnation; null if there is none.

@@ -52,6 +52,7 @@ std::shared_ptr<CoordinatorLink> CoordinatorLink::Create(const LinkContext& cont
   engine.address = context.address;
   engine.staging_bytes = context.staging_bytes;
   engine.make_engine = context.make_engine;
+  engine.encrypted = context.tls;
   engine.reaper = context.reaper;
   engine.send = send;
   engine.find_rank = [weak](std::uint64_t incarnation) -> std::shared_ptr<ForwardingJob> {

@@ -19,6 +19,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_settings.h"
+#include "daemon/engine/peer_tls_keys.h"
 #include "daemon/peer/node_exchange.h"
 #include "daemon/peer/node_link.h"
 #include "daemon/peer/rendezvous.h"
@@ -33,6 +34,7 @@ struct EngineSpec {
   std::vector<std::string> node_names;
   std::string address;  // of this node, for the others
   EngineSettings settings;
+  std::shared_ptr<const PeerTlsKeys> keys;  // null: clear text
   RendezvousStore* store = nullptr;
   // As in EngineOptions.
   std::function<void(const absl::Status&)> failed;
@@ -45,6 +47,7 @@ struct NodeGroupEnvironment {
   std::string address;  // where this node's engines listen; empty: the address the others reach
   EngineSettings engine;
   EngineMaker make_engine;
+  bool encrypted = false;      // the engines' connections have TLS; for status
   Executor* reaper = nullptr;  // aborts and destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
 };

@@ -10,6 +10,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec
   options.nodes = static_cast<std::uint32_t>(spec.node_names.size());
   options.node_names = spec.node_names;
   options.address = spec.address;
+  options.keys = spec.keys;
   options.store = spec.store;
   options.failed = spec.failed;
   auto engine = EngineProcess::Connect(options);

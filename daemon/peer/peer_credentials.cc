@@ -2,8 +2,10 @@
 
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/engine/peer_tls.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -25,7 +27,8 @@ absl::StatusOr<PeerCredentials> PeerCredentials::Read(const std::string& certifi
                                                       const std::string& ca_file) {
   const int given = !certificate_file.empty() + !key_file.empty() + !ca_file.empty();
   if (given == 0) {
-    return PeerCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials()};
+    return PeerCredentials{grpc::InsecureServerCredentials(), grpc::InsecureChannelCredentials(),
+                           nullptr};
   }
   if (given != 3) {
     return absl::InvalidArgumentError(
@@ -46,7 +49,10 @@ absl::StatusOr<PeerCredentials> PeerCredentials::Read(const std::string& certifi
   client.pem_root_certs = *ca;
   client.pem_private_key = *key;
   client.pem_cert_chain = *certificate;
-  return PeerCredentials{grpc::SslServerCredentials(server), grpc::SslCredentials(client)};
+  auto keys = std::make_shared<const PeerTlsKeys>(PeerTlsKeys{*certificate, *key, *ca});
+  if (const auto usable = PeerTls::Make(*keys); !usable.ok()) return usable.status();
+  return PeerCredentials{grpc::SslServerCredentials(server), grpc::SslCredentials(client),
+                         std::move(keys)};
 }
 
 }  // namespace gradsync::daemon

@@ -53,6 +53,10 @@ class PeerService::Impl {
         address_(server->address().Text()),
         agent_context_(AgentContext(server->address().port)),
         server_(std::move(server)),
+        make_engine_([make = environment.make_engine, keys = credentials.keys](EngineSpec spec) {
+          spec.keys = keys;
+          return make(spec);
+        }),
         node_groups_(GroupEnvironment(), environment.jobs),
         links_(LinkOptions(credentials, coordinators)),
         ticker_(kTick, [this] { return Tick(); }) {
@@ -109,7 +113,8 @@ class PeerService::Impl {
     environment.node_name = node_name_;
     environment.address = EngineAddress();
     environment.engine = options_.engine;
-    environment.make_engine = environment_.make_engine;
+    environment.make_engine = make_engine_;
+    environment.encrypted = !options_.tls_certificate.empty();
     environment.reaper = reaper_.get();
     environment.clock = environment_.clock;
     return environment;
@@ -138,7 +143,7 @@ class PeerService::Impl {
     options.link.address = EngineAddress();
     options.link.staging_bytes = options_.limits.staging_bytes;
     options.link.max_buckets = options_.limits.buckets;
-    options.link.make_engine = environment_.make_engine;
+    options.link.make_engine = make_engine_;
     options.link.executor = environment_.executor;
     options.link.reaper = reaper_.get();
     options.link.clock = environment_.clock;
@@ -166,9 +171,15 @@ class PeerService::Impl {
           "that have no token. Set peer_tls_certificate, peer_tls_key and peer_tls_ca, or keep "
           "others off that network."));
     }
-    notices_.emplace_back(
-        "gradients travel between nodes in clear text and unauthenticated, with TLS on "
-        "the peer port or without: keep others off that network.");
+    if (options_.tls_certificate.empty()) {
+      notices_.emplace_back(
+          "gradients travel between nodes in clear text: keep others off that network.");
+    } else if (options_.gpus) {
+      notices_.emplace_back(
+          "gradients of layouts on GPUs travel between nodes in clear text, because NCCL has no "
+          "TLS: "
+          "keep others off that network.");
+    }
     for (const auto* lines : {&warnings_, &notices_}) {
       for (const std::string& line : *lines) Log(LogLevel::kWarning, line);
     }
@@ -201,6 +212,7 @@ class PeerService::Impl {
   std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>();
   const AgentSessionContext agent_context_;
   const std::unique_ptr<PeerServer> server_;
+  const EngineMaker make_engine_;
   NodeGroupTable node_groups_;
   CoordinatorLinkTable links_;
   Ticker ticker_;

@@ -30,6 +30,7 @@ struct PeerOptions {
   std::string tls_key;
   std::string tls_ca;
   std::string tls_name;  // in the others' certificates; empty: the address that is dialed
+  bool gpus = true;      // this daemon looks for GPUs
   DecodeLimits limits;
   EngineSettings engine;                 // for jobs that are coordinated here
   std::size_t quota_jobs_per_user = 64;  // of jobs that other nodes coordinate

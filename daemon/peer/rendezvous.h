@@ -21,11 +21,10 @@ namespace gradsync::daemon {
 // for the answer.
 class Rendezvous final : public RendezvousStore {
  public:
-  // One key per node, for each lane and for the watch: 256 nodes, 16 lanes. A value of Gloo has 136
-  // bytes per node.
-  static constexpr std::size_t kMaxKeys = 8192;
+  // One key per node.
+  static constexpr std::size_t kMaxKeys = 256;
   static constexpr std::size_t kMaxKeyBytes = 128;
-  static constexpr std::size_t kMaxValueBytes = 64 << 10;
+  static constexpr std::size_t kMaxValueBytes = 4096;
 
   Rendezvous() = default;
   // For an agent: `set` and `ask` send a message to the coordinator. Its answer goes to Put().

@@ -30,6 +30,7 @@ struct EngineSnapshot {
   std::uint64_t epoch = 0;
   std::vector<std::string> node_names;
   EngineSettings settings;
+  bool encrypted = false;
   std::optional<EngineStatistics> statistics;  // none: the engine has not connected yet
 };
 

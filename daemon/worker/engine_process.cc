@@ -1,6 +1,8 @@
 #include "daemon/worker/engine_process.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -44,7 +46,24 @@ worker::EngineStart StartMessage(const EngineOptions& options) {
       static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.silence_limit)));
   start.set_connect_timeout_ns(
       static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options.connect_timeout)));
+  if (options.keys != nullptr) {
+    start.mutable_keys()->set_certificate_bytes(options.keys->certificate.size());
+    start.mutable_keys()->set_key_bytes(options.keys->key.size());
+    start.mutable_keys()->set_ca_bytes(options.keys->ca.size());
+  }
   return start;
+}
+
+// A file without a name, which the engine process reads: a message may be too small for it.
+absl::StatusOr<UniqueFd> KeysFile(const PeerTlsKeys& keys) {
+  UniqueFd file(memfd_create("gradsync engine keys", MFD_CLOEXEC));
+  if (!file.valid()) return absl::ErrnoToStatus(errno, "memfd_create");
+  for (const std::string* part : {&keys.certificate, &keys.key, &keys.ca}) {
+    if (write(file.get(), part->data(), part->size()) != static_cast<ssize_t>(part->size())) {
+      return absl::ErrnoToStatus(errno, "writing the keys of an engine");
+    }
+  }
+  return file;
 }
 
 }  // namespace
@@ -90,6 +109,11 @@ absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
   std::vector<UniqueFd> descriptors;
   descriptors.emplace_back(fcntl(memory_fd, F_DUPFD_CLOEXEC, 0));
   if (!descriptors.back().valid()) return absl::ErrnoToStatus(errno, "dup");
+  if (options_.keys != nullptr) {
+    auto file = KeysFile(*options_.keys);
+    if (!file.ok()) return file.status();
+    descriptors.push_back(*std::move(file));
+  }
   for (int lane = 0; lane < options_.lanes; ++lane) {
     auto pair = LaneSocket::Pair();
     if (!pair.ok()) return pair.status();

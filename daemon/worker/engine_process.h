@@ -43,7 +43,7 @@ class EngineProcess final : public Engine {
  public:
   // Starts a process and has it connect to the other nodes. Blocks for up to connect_timeout, and
   // for kStartLimit more. `process`: the program and its environment. Errors: those of
-  // GlooEngine::Connect; ENGINE_LOST; the store's; and those of starting a process.
+  // TcpEngine::Connect; ENGINE_LOST; the store's; and those of starting a process.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Connect(const EngineOptions& options,
                                                                 WorkerProcessOptions process = {});
   ~EngineProcess() override;

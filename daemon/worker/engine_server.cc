@@ -12,6 +12,26 @@
 
 namespace gradsync::daemon {
 
+namespace {
+
+absl::StatusOr<std::shared_ptr<const PeerTlsKeys>> ReadKeys(int fd,
+                                                            const worker::EngineKeys& parts) {
+  auto keys = std::make_shared<PeerTlsKeys>();
+  off_t at = 0;
+  for (const auto& [text, bytes] :
+       {std::pair(&keys->certificate, parts.certificate_bytes()),
+        std::pair(&keys->key, parts.key_bytes()), std::pair(&keys->ca, parts.ca_bytes())}) {
+    text->resize(bytes);
+    if (pread(fd, text->data(), bytes, at) != static_cast<ssize_t>(bytes)) {
+      return absl::InternalError("the keys for TLS cannot be read");
+    }
+    at += static_cast<off_t>(bytes);
+  }
+  return keys;
+}
+
+}  // namespace
+
 // An exchange that has not finished. Deletes itself when it has.
 struct EngineServer::Running {
   std::uint64_t call = 0;
@@ -20,7 +40,7 @@ struct EngineServer::Running {
 
 EngineServer::~EngineServer() {
   if (thread_.joinable()) thread_.join();
-  std::unique_ptr<GlooEngine> engine;
+  std::unique_ptr<TcpEngine> engine;
   {
     const MutexLock lock(&mutex_);
     engine = std::move(engine_);
@@ -29,7 +49,7 @@ EngineServer::~EngineServer() {
 }
 
 bool EngineServer::Take(const worker::Call& call, std::vector<UniqueFd> descriptors) {
-  GlooEngine* engine = nullptr;
+  TcpEngine* engine = nullptr;
   {
     const MutexLock lock(&mutex_);
     engine = engine_.get();
@@ -69,8 +89,10 @@ bool EngineServer::connecting() const {
 
 bool EngineServer::Start(std::uint64_t call, const worker::EngineStart& start,
                          std::vector<UniqueFd> descriptors) {
-  if (thread_.joinable() || descriptors.size() != std::size_t{start.lanes()} + 1) return false;
-  GlooOptions options;
+  // The memory, the keys if there are any, and the lanes.
+  const std::size_t first_lane = start.has_keys() ? 2 : 1;
+  if (thread_.joinable() || descriptors.size() != first_lane + start.lanes()) return false;
+  TcpOptions options;
   options.lanes = static_cast<int>(start.lanes());
   options.chunk_bytes = start.chunk_bytes();
   options.wire = static_cast<WireType>(start.wire_type());
@@ -94,7 +116,15 @@ bool EngineServer::Start(std::uint64_t call, const worker::EngineStart& start,
   }
   memory_.emplace(*std::move(memory));
   options.memory = memory_->lanes();
-  for (std::size_t i = 1; i < descriptors.size(); ++i) {
+  if (start.has_keys()) {
+    auto keys = ReadKeys(descriptors[1].get(), start.keys());
+    if (!keys.ok()) {
+      Reply(call, keys.status());
+      return true;
+    }
+    options.keys = *std::move(keys);
+  }
+  for (std::size_t i = first_lane; i < descriptors.size(); ++i) {
     lanes_.emplace_back(std::move(descriptors[i]));
   }
   {
@@ -105,8 +135,8 @@ bool EngineServer::Start(std::uint64_t call, const worker::EngineStart& start,
   return true;
 }
 
-void EngineServer::Connect(std::uint64_t call, const GlooOptions& options) {
-  auto engine = GlooEngine::Connect(options);
+void EngineServer::Connect(std::uint64_t call, const TcpOptions& options) {
+  auto engine = TcpEngine::Connect(options);
   const absl::Status status = engine.status();
   {
     const MutexLock lock(&mutex_);
@@ -165,7 +195,7 @@ bool EngineServer::Submit(std::uint64_t call, const worker::EngineExchange& mess
     Ask({ChunkRequest::kScatter, id, first, count, 0}, sum);
   };
   exchange.done = [this, running](const absl::Status& status) { Finished(running, status); };
-  GlooEngine* engine = nullptr;
+  TcpEngine* engine = nullptr;
   {
     const MutexLock lock(&mutex_);
     engine = engine_.get();
@@ -188,7 +218,7 @@ void EngineServer::Ask(ChunkRequest request, const std::byte* sum) const {
 void EngineServer::Finished(Running* running, const absl::Status& status) {
   {
     const MutexLock statistics(&statistics_mutex_);
-    GlooEngine* engine = nullptr;
+    TcpEngine* engine = nullptr;
     {
       const MutexLock lock(&mutex_);
       engine = engine_.get();

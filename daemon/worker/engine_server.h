@@ -1,4 +1,4 @@
-// An engine process, seen from inside: runs a GlooEngine for the daemon.
+// An engine process, seen from inside: runs a TcpEngine for the daemon.
 
 #ifndef DAEMON_WORKER_ENGINE_SERVER_H_
 #define DAEMON_WORKER_ENGINE_SERVER_H_
@@ -15,8 +15,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
-#include "daemon/engine/gloo_engine.h"
 #include "daemon/engine/rendezvous_store.h"
+#include "daemon/engine/tcp_engine.h"
 #include "daemon/worker/engine_memory.h"
 #include "daemon/worker/lane_socket.h"
 #include "daemon/worker/message_socket.h"
@@ -48,7 +48,7 @@ class EngineServer final : private RendezvousStore {
 
   bool Start(std::uint64_t call, const worker::EngineStart& start,
              std::vector<UniqueFd> descriptors);
-  void Connect(std::uint64_t call, const GlooOptions& options);
+  void Connect(std::uint64_t call, const TcpOptions& options);
   bool Submit(std::uint64_t call, const worker::EngineExchange& message);
   void Finished(Running* running, const absl::Status& status);
   // Has the daemon fill or empty a chunk.
@@ -69,7 +69,7 @@ class EngineServer final : private RendezvousStore {
   CondVar changed_;
   std::map<std::string, std::optional<std::string>> values_ ABSL_GUARDED_BY(mutex_);  // asked for
   bool connecting_ ABSL_GUARDED_BY(mutex_) = false;
-  std::unique_ptr<GlooEngine> engine_ ABSL_GUARDED_BY(mutex_);  // set once
+  std::unique_ptr<TcpEngine> engine_ ABSL_GUARDED_BY(mutex_);  // set once
 
   Mutex statistics_mutex_;  // one thread at a time publishes
 

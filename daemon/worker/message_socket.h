@@ -22,8 +22,8 @@ class MessageSocket {
  public:
   // Enough for the largest launch: 1024 ranks with 10 bytes each.
   static constexpr std::size_t kMaxMessageBytes = 64 << 10;
-  // Enough for an engine's memory and its lanes.
-  static constexpr std::size_t kMaxDescriptors = 17;
+  // Enough for an engine's memory, its keys and its lanes.
+  static constexpr std::size_t kMaxDescriptors = 18;
 
   explicit MessageSocket(UniqueFd fd) : fd_(std::move(fd)) {}
   static absl::StatusOr<std::pair<MessageSocket, MessageSocket>> Pair();

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,7 +20,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "daemon/base/clock.h"
-#include "daemon/engine/gloo_engine.h"
+#include "daemon/engine/local_address.h"
+#include "daemon/engine/tcp_engine.h"
+#include "daemon/worker/engine_process.h"
 #include "tests/engine/directory_store.h"
 #include "tests/engine/event.h"
 
@@ -29,10 +32,12 @@ namespace {
 constexpr char kUsage[] =
     "Usage: engine_bench --store=DIR --node=N --interface=NAME [--nodes=2] [--lanes=2]\n"
     "  [--chunk=BYTES] [--wire=same|bfloat16|float16] [--bytes=BYTES] [--buckets=N] [--warmup=N]\n"
-    "  [--pending=N] [--ranks=2] [--rate=BITS_PER_SECOND]\n"
+    "  [--pending=N] [--ranks=2] [--rate=BITS_PER_SECOND] [--process=GRADSYNCD] [--keys=DIR]\n"
     "float32 buckets of --bytes of --ranks local ranks, --pending of them at a time. Utilisation "
     "is bytes sent on\n"
-    "--interface, headers and acknowledgements included, against --rate.\n";
+    "--interface, headers and acknowledgements included, against --rate.\n"
+    "--process: the engine is a process, as in the daemon. --keys: TLS, with the files of "
+    "deploy/peer-keys.\n";
 
 // The number of bytes that `interface` has sent.
 std::uint64_t BytesSent(const std::string& interface) {
@@ -76,6 +81,39 @@ struct Bucket {
   std::unique_ptr<Event> done = std::make_unique<Event>();
 };
 
+std::string Contents(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::shared_ptr<const PeerTlsKeys> KeysIn(const std::string& folder) {
+  if (folder.empty()) return nullptr;
+  return std::make_shared<const PeerTlsKeys>(PeerTlsKeys{Contents(folder + "/peer.crt"),
+                                                         Contents(folder + "/peer.key"),
+                                                         Contents(folder + "/ca.crt")});
+}
+
+// In a process of its own if `program` is not empty.
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngine(TcpOptions settings,
+                                                   const std::string& program) {
+  if (program.empty()) {
+    auto engine = TcpEngine::Connect(settings);
+    if (!engine.ok()) return engine.status();
+    return *std::move(engine);
+  }
+  const auto address = LocalAddress("", settings.interface);
+  if (!address.ok()) return address.status();
+  settings.address = *address;
+  for (std::uint32_t node = 0; node < settings.nodes; ++node) {
+    settings.node_names.push_back(std::to_string(node));
+  }
+  WorkerProcessOptions process;
+  process.program = program;
+  auto engine = EngineProcess::Connect(settings, process);
+  if (!engine.ok()) return engine.status();
+  return *std::move(engine);
+}
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
@@ -83,17 +121,19 @@ double Median(std::vector<double> values) {
 
 int Run(const Options& options) {
   DirectoryStore store(options.Text("store"));
-  GlooOptions gloo;
-  gloo.node = static_cast<std::uint32_t>(options.Number("node", 0));
-  gloo.nodes = static_cast<std::uint32_t>(options.Number("nodes", 2));
-  gloo.interface = options.Text("interface");
-  gloo.lanes = static_cast<int>(options.Number("lanes", static_cast<std::uint64_t>(gloo.lanes)));
-  gloo.chunk_bytes = options.Number("chunk", gloo.chunk_bytes);
-  gloo.wire = options.Text("wire") == "bfloat16"  ? WireType::kBfloat16
-              : options.Text("wire") == "float16" ? WireType::kFloat16
-                                                  : WireType::kSame;
-  gloo.store = &store;
-  absl::StatusOr<std::unique_ptr<GlooEngine>> engine = GlooEngine::Connect(gloo);
+  TcpOptions settings;
+  settings.node = static_cast<std::uint32_t>(options.Number("node", 0));
+  settings.nodes = static_cast<std::uint32_t>(options.Number("nodes", 2));
+  settings.interface = options.Text("interface");
+  settings.lanes =
+      static_cast<int>(options.Number("lanes", static_cast<std::uint64_t>(settings.lanes)));
+  settings.chunk_bytes = options.Number("chunk", settings.chunk_bytes);
+  settings.wire = options.Text("wire") == "bfloat16"  ? WireType::kBfloat16
+                  : options.Text("wire") == "float16" ? WireType::kFloat16
+                                                      : WireType::kSame;
+  settings.store = &store;
+  settings.keys = KeysIn(options.Text("keys"));
+  absl::StatusOr<std::unique_ptr<Engine>> engine = MakeEngine(settings, options.Text("process"));
   if (!engine.ok()) {
     std::cerr << engine.status() << "\n";
     return 1;
@@ -131,7 +171,7 @@ int Run(const Options& options) {
   for (std::uint64_t round = 0; round < warmup + rounds; ++round) {
     if (round == warmup) {
       start_ns = MonotonicNowNs();
-      start_bytes = BytesSent(gloo.interface);
+      start_bytes = BytesSent(settings.interface);
       start_cpu = std::clock();
     }
     const std::uint64_t round_ns = MonotonicNowNs();
@@ -150,13 +190,13 @@ int Run(const Options& options) {
   }
   const double seconds = static_cast<double>(MonotonicNowNs() - start_ns) * 1e-9;
   const double cpu = static_cast<double>(std::clock() - start_cpu) / CLOCKS_PER_SEC;
-  const auto sent = static_cast<double>(BytesSent(gloo.interface) - start_bytes);
+  const auto sent = static_cast<double>(BytesSent(settings.interface) - start_bytes);
   const double rate = static_cast<double>(options.Number("rate", 1'000'000'000));
   std::printf(
       "lanes %2d  chunk %5zu KiB  wire %-8s  %4zu MiB x %zu  p50 %8.2f ms  %7.1f MB/s  "
       "wire %5.1f %%  CPU %.2f\n",
-      gloo.lanes, gloo.chunk_bytes >> 10, WireTypeName(gloo.wire), count * sizeof(float) >> 20,
-      buckets.size(), Median(ms),
+      settings.lanes, settings.chunk_bytes >> 10, WireTypeName(settings.wire),
+      count * sizeof(float) >> 20, buckets.size(), Median(ms),
       static_cast<double>(rounds * buckets.size() * count * sizeof(float)) / seconds * 1e-6,
       100 * sent * 8 / rate / seconds, cpu / seconds);
   return 0;

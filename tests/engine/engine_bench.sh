@@ -1,7 +1,7 @@
 #!/bin/bash
 # Two nodes in network namespaces of their own, joined by a veth pair of a given rate, all-reduce
-# buckets by the Gloo engine. Needs root. Usage:
-#   bazel build //tests/engine:engine_bench
+# buckets by the engine. Needs root. Usage:
+#   bazel build //tests/engine:engine_bench //daemon:gradsyncd
 #   tests/engine/engine_bench.sh RATE [engine_bench's options]...
 # RATE is a rate of tc, such as 1gbit or 10gbit. Without options, the bench prints a table over
 # lanes, chunk sizes and bucket sizes.

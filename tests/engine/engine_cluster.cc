@@ -9,8 +9,8 @@
 
 namespace gradsync::daemon {
 
-GlooOptions LoopbackAddresses(std::uint32_t nodes) {
-  GlooOptions options;
+TcpOptions LoopbackAddresses(std::uint32_t nodes) {
+  TcpOptions options;
   options.nodes = nodes;
   for (std::uint32_t node = 0; node < nodes; ++node) {
     options.node_names.push_back(absl::StrCat("node-", node));
@@ -19,26 +19,26 @@ GlooOptions LoopbackAddresses(std::uint32_t nodes) {
   return options;
 }
 
-std::vector<absl::StatusOr<std::unique_ptr<GlooEngine>>> ConnectAll(
-    const GlooOptions& options,
-    const std::function<void(std::uint32_t node, GlooOptions* options)>& change) {
+std::vector<absl::StatusOr<std::unique_ptr<TcpEngine>>> ConnectAll(
+    const TcpOptions& options,
+    const std::function<void(std::uint32_t node, TcpOptions* options)>& change) {
   MemoryStore store;
-  std::vector<absl::StatusOr<std::unique_ptr<GlooEngine>>> engines(options.nodes);
+  std::vector<absl::StatusOr<std::unique_ptr<TcpEngine>>> engines(options.nodes);
   std::vector<std::thread> threads;
   for (std::uint32_t node = 0; node < options.nodes; ++node) {
     threads.emplace_back([&, node] {
-      GlooOptions mine = options;
+      TcpOptions mine = options;
       mine.node = node;
       mine.store = &store;
       if (change) change(node, &mine);
-      engines[node] = GlooEngine::Connect(mine);
+      engines[node] = TcpEngine::Connect(mine);
     });
   }
   for (std::thread& thread : threads) thread.join();
   return engines;
 }
 
-std::vector<std::unique_ptr<Engine>> GlooCluster(const GlooOptions& options) {
+std::vector<std::unique_ptr<Engine>> TcpCluster(const TcpOptions& options) {
   std::vector<std::unique_ptr<Engine>> engines;
   for (auto& engine : ConnectAll(options)) {
     if (!engine.ok()) {

@@ -10,22 +10,22 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/engine/engine.h"
-#include "daemon/engine/gloo_engine.h"
+#include "daemon/engine/tcp_engine.h"
 #include "tests/engine/memory_store.h"
 
 namespace gradsync::daemon {
 
 // Connects all nodes over 127.0.0.1, each on a thread of its own. `change` may change a node's
 // options.
-std::vector<absl::StatusOr<std::unique_ptr<GlooEngine>>> ConnectAll(
-    const GlooOptions& options,
-    const std::function<void(std::uint32_t node, GlooOptions* options)>& change = nullptr);
+std::vector<absl::StatusOr<std::unique_ptr<TcpEngine>>> ConnectAll(
+    const TcpOptions& options,
+    const std::function<void(std::uint32_t node, TcpOptions* options)>& change = nullptr);
 
 // Connects the engines of all nodes and returns them. On an error, fails the test and returns none.
-std::vector<std::unique_ptr<Engine>> GlooCluster(const GlooOptions& options);
+std::vector<std::unique_ptr<Engine>> TcpCluster(const TcpOptions& options);
 
 // Options for nodes on 127.0.0.1. Node k has the name "node-k".
-GlooOptions LoopbackAddresses(std::uint32_t nodes);
+TcpOptions LoopbackAddresses(std::uint32_t nodes);
 
 }  // namespace gradsync::daemon
 

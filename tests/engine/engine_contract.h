@@ -31,6 +31,7 @@ struct Kind {
   int lanes;
   std::size_t chunk_bytes;
   WireType wire = WireType::kSame;
+  bool tls = false;
 };
 
 // Connected engines, one per node. Each test that instantiates the suite defines it.

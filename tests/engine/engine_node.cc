@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
-#include "daemon/engine/gloo_engine.h"
+#include "daemon/engine/tcp_engine.h"
 #include "tests/engine/directory_store.h"
 #include "tests/engine/engine_bucket.h"
 
@@ -48,7 +48,7 @@ absl::Status Run(char** arguments) {
     if (!absl::SimpleAtoi(arguments[i], &numbers[i - 2])) return absl::InvalidArgumentError("?");
   }
   DirectoryStore store(arguments[1]);
-  GlooOptions options;
+  TcpOptions options;
   options.node = static_cast<std::uint32_t>(numbers[0]);
   options.nodes = static_cast<std::uint32_t>(numbers[1]);
   for (std::uint32_t node = 0; node < options.nodes; ++node) {
@@ -59,7 +59,7 @@ absl::Status Run(char** arguments) {
   options.chunk_bytes = 256 * 1024;
   options.store = &store;
   std::vector<std::unique_ptr<EngineBucket>> buckets;  // outlive the engine
-  auto engine = GlooEngine::Connect(options);
+  auto engine = TcpEngine::Connect(options);
   if (!engine.ok()) return engine.status();
   Say("connected");
   std::string line;

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,12 +16,14 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/engine/local_address.h"
+#include "daemon/engine/peer_tls.h"
 #include "tests/engine/memory_store.h"
+#include "tests/engine/test_certificates.h"
 
 namespace gradsync::daemon {
 namespace {
 
-using Mesh = absl::StatusOr<std::vector<UniqueFd>>;
+using Mesh = absl::StatusOr<std::vector<std::vector<PeerStream>>>;
 
 PeerMeshOptions Options(std::uint32_t node, std::uint32_t nodes, RendezvousStore* store) {
   PeerMeshOptions options;
@@ -44,34 +47,99 @@ std::vector<Mesh> ConnectAll(const std::vector<PeerMeshOptions>& options) {
   return meshes;
 }
 
-TEST(PeerMesh, ConnectsEveryPairOfNodes) {
+// A connection's first bytes, or "" if it ends.
+std::string Hear(PeerStream* stream, std::size_t bytes) {
+  std::string heard(bytes, '\0');
+  for (std::size_t have = 0; have < bytes;) {
+    const absl::StatusOr<std::size_t> got = stream->Read(heard.data() + have, bytes - have);
+    if (!got.ok()) return "";
+    have += *got;
+    pollfd readable = {stream->fd(), POLLIN, 0};
+    if (*got == 0 && poll(&readable, 1, 60'000) != 1) return "";
+  }
+  return heard;
+}
+
+void ExpectEveryPairTalks(std::vector<Mesh>* meshes, std::uint32_t channels) {
+  const auto nodes = static_cast<std::uint32_t>(meshes->size());
+  for (std::uint32_t a = 0; a < nodes; ++a) {
+    ASSERT_TRUE((*meshes)[a].ok()) << (*meshes)[a].status();
+    ASSERT_EQ((*meshes)[a]->size(), channels);
+    for (std::uint32_t channel = 0; channel < channels; ++channel) {
+      auto& peers = (*(*meshes)[a])[channel];
+      EXPECT_FALSE(peers[a].valid());
+      for (std::uint32_t b = 0; b < nodes; ++b) {
+        if (a == b) continue;
+        const char said[3] = {static_cast<char>(a), static_cast<char>(b),
+                              static_cast<char>(channel)};
+        ASSERT_EQ(*peers[b].Write(said, 3), 3u);
+      }
+    }
+  }
+  for (std::uint32_t a = 0; a < nodes; ++a) {
+    for (std::uint32_t b = 0; b < nodes; ++b) {
+      for (std::uint32_t channel = 0; a != b && channel < channels; ++channel) {
+        const std::string expected = {static_cast<char>(a), static_cast<char>(b),
+                                      static_cast<char>(channel)};
+        EXPECT_EQ(Hear(&(*(*meshes)[b])[channel][a], 3), expected);
+      }
+    }
+  }
+}
+
+TEST(PeerMesh, ConnectsEveryPairOfNodesOnEveryChannel) {
   constexpr std::uint32_t kNodes = 5;
   MemoryStore store;
   std::vector<PeerMeshOptions> options;
   for (std::uint32_t node = 0; node < kNodes; ++node) {
     options.push_back(Options(node, kNodes, &store));
+    options.back().channels = 3;
   }
   std::vector<Mesh> meshes = ConnectAll(options);
-  for (std::uint32_t a = 0; a < kNodes; ++a) {
-    ASSERT_TRUE(meshes[a].ok()) << meshes[a].status();
-    EXPECT_FALSE((*meshes[a])[a].valid());
-    for (std::uint32_t b = 0; b < kNodes; ++b) {
-      if (a == b) continue;
-      const char said[2] = {static_cast<char>(a), static_cast<char>(b)};
-      ASSERT_EQ(send((*meshes[a])[b].get(), said, 2, 0), 2);
+  ExpectEveryPairTalks(&meshes, 3);
+}
+
+TEST(PeerMesh, OnlyHoldersOfACertificateConnectWithTls) {
+  const TestCertificates ours, theirs;
+  const auto tls = PeerTls::Make(ours.keys());
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  {
+    MemoryStore store;
+    std::vector<PeerMeshOptions> options;
+    for (std::uint32_t node = 0; node < 3; ++node) {
+      options.push_back(Options(node, 3, &store));
+      options.back().channels = 2;
+      options.back().tls = *tls;
     }
+    std::vector<Mesh> meshes = ConnectAll(options);
+    ExpectEveryPairTalks(&meshes, 2);
   }
-  for (std::uint32_t a = 0; a < kNodes; ++a) {
-    for (std::uint32_t b = 0; b < kNodes; ++b) {
-      if (a == b) continue;
-      char heard[2] = {};
-      pollfd readable = {(*meshes[b])[a].get(), POLLIN, 0};
-      ASSERT_EQ(poll(&readable, 1, 60'000), 1);
-      ASSERT_EQ(recv((*meshes[b])[a].get(), heard, 2, 0), 2);
-      EXPECT_EQ(heard[0], static_cast<char>(a));
-      EXPECT_EQ(heard[1], static_cast<char>(b));
-    }
+  // Each of these knows the secret.
+  const auto other = PeerTls::Make(theirs.keys());
+  ASSERT_TRUE(other.ok()) << other.status();
+  for (const std::shared_ptr<PeerTls>& shown : {std::shared_ptr<PeerTls>(), *other}) {
+    MemoryStore store;
+    std::vector<PeerMeshOptions> options = {Options(0, 2, &store), Options(1, 2, &store)};
+    options[0].deadline_ns = options[1].deadline_ns = MonotonicNowNs() + 3'000'000'000u;
+    options[0].tls = *tls;
+    options[1].tls = shown;
+    const std::vector<Mesh> meshes = ConnectAll(options);
+    EXPECT_EQ(DetailsOf(meshes[0].status()).reason, "ENGINE_TIMEOUT") << meshes[0].status();
+    EXPECT_FALSE(meshes[1].ok());
   }
+}
+
+TEST(PeerMesh, UnusableCertificateIsNamed) {
+  const TestCertificates certificates;
+  const auto message = [&](void (*change)(PeerTlsKeys*)) {
+    PeerTlsKeys keys = certificates.keys();
+    change(&keys);
+    return std::string(PeerTls::Make(keys).status().message());
+  };
+  EXPECT_EQ(message([](PeerTlsKeys* k) { k->certificate = "x"; }),
+            "peer_tls_certificate cannot be used for TLS");
+  EXPECT_EQ(message([](PeerTlsKeys* k) { k->key = k->ca; }), "peer_tls_key cannot be used for TLS");
+  EXPECT_EQ(message([](PeerTlsKeys* k) { k->ca = k->key; }), "peer_tls_ca cannot be used for TLS");
 }
 
 TEST(PeerMesh, NamesTheNodeWithDifferentSettings) {
@@ -136,8 +204,8 @@ TEST(PeerMesh, ClosesConnectionsWithoutTheToken) {
     strangers.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(connect(strangers.back().get(), address.get(), address.length), 0);
   }
-  const std::string wrong(20, 'x');
-  ASSERT_EQ(send(strangers[1].get(), wrong.data(), wrong.size(), 0), 20);
+  const std::string wrong(40, 'x');
+  ASSERT_EQ(send(strangers[1].get(), wrong.data(), wrong.size(), 0), 40);
   strangers[2].reset();
   ASSERT_EQ(send(strangers[3].get(), wrong.data(), 7, 0), 7);
   const Mesh second = ConnectPeers(Options(1, 2, &store));
@@ -146,6 +214,29 @@ TEST(PeerMesh, ClosesConnectionsWithoutTheToken) {
   EXPECT_TRUE(second.ok()) << second.status();
   char closed = 0;
   EXPECT_LE(recv(strangers[1].get(), &closed, 1, 0), 0);
+  // The port is closed, now that every node has connected.
+  const UniqueFd late(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_NE(connect(late.get(), address.get(), address.length), 0);
+}
+
+TEST(PeerMesh, CrowdOfStrangersKeepsNoNodeOut) {
+  MemoryStore store;
+  Mesh first = absl::UnknownError("");
+  std::thread node([&] { first = ConnectPeers(Options(0, 2, &store)); });
+  const std::string value = store.Get("watch/0", absl::Seconds(60)).value();
+  const std::vector<std::string> words = absl::StrSplit(value, absl::ByAnyChar(" \n"));
+  std::uint32_t port = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(words[1], &port));
+  const SocketAddress address = ParseAddress(words[0], static_cast<std::uint16_t>(port)).value();
+  std::vector<UniqueFd> crowd;
+  for (int i = 0; i < 300; ++i) {
+    crowd.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(crowd.back().get(), address.get(), address.length), 0) << i;
+  }
+  const Mesh second = ConnectPeers(Options(1, 2, &store));
+  node.join();
+  EXPECT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(second.ok()) << second.status();
 }
 
 TEST(LocalAddress, ResolvesNamesNumbersAndInterfaces) {

@@ -37,11 +37,11 @@ class PeerWatchTest : public testing::Test {
   PeerWatchTest() : progress_(kLanes) {}
 
   void Start(absl::Duration silence_limit) {
-    std::vector<UniqueFd> theirs(3);
+    std::vector<PeerStream> theirs(3);
     for (std::size_t node = 1; node < 3; ++node) {
       int ends[2];
       ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-      theirs[node] = UniqueFd(ends[0]);
+      theirs[node] = PeerStream(UniqueFd(ends[0]), nullptr, PeerStream::Role::kConnects);
       peers_[node] = UniqueFd(ends[1]);
     }
     PeerWatch::Options options;

@@ -139,7 +139,7 @@ Life Beginning() {
        ""},  // nothing: a job that has not formed waits
       {"nodes_meet",
        All(""),
-       {{"connect_engine"}, {"rendezvous_set", 5}, {"rendezvous_get", 5}, {"rendezvous_value", 5}},
+       {{"connect_engine"}, {"rendezvous_set"}, {"rendezvous_get"}, {"rendezvous_value"}},
        Answer::kCommon,
        "OK",
        kRegister},

@@ -315,7 +315,7 @@ TEST_F(NodeGroupTest, LossDuringADetachFailsWaitingLaunches) {
   EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "its stream has ended"));
 }
 
-// Gloo can block for up to 10 s while it connects to a lost host.
+// An engine can block while it connects to a lost host.
 TEST_F(NodeGroupTest, ConnectingEngineDoesNotDelayTheEndOfOtherJobs) {
   Event connecting, release;
   const auto stuck =

@@ -53,7 +53,7 @@ TEST(RendezvousTest, GetTimesOut) {
             absl::StatusCode::kDeadlineExceeded);
 }
 
-// GlooStore calls Get() with short timeouts, so it asks for the same key often.
+// An engine process has Get() called with short timeouts, so the same key is asked for often.
 TEST(RendezvousTest, AsksForEachKeyOnce) {
   int asked = 0;
   Rendezvous store([](const std::string&, const std::string&) {},
@@ -71,12 +71,6 @@ TEST(RendezvousTest, CancelDropsPendingCallbacksOfWhen) {
   EXPECT_TRUE(store.Put("key", "late").ok());
   // No error: the node that asks may not know of the cancellation yet.
   EXPECT_TRUE(store.When("other", [](const std::string&) { FAIL(); }).ok());
-}
-
-// One address for each node of the largest engine, in the form that Gloo uses.
-TEST(RendezvousTest, HoldsTheAddressesOfTheLargestEngine) {
-  Rendezvous store;
-  EXPECT_TRUE(store.Put("lane0/0", std::string(std::size_t{256} * 136, 'a')).ok());
 }
 
 TEST(RendezvousTest, LimitsKeysAndValues) {

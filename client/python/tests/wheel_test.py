@@ -100,7 +100,6 @@ def test_it_contains_every_library_that_systems_may_lack(environment, binary):
 LICENSES = {
     "abseil": "libabsl",
     "cuda": None,
-    "gloo": "libgloo",
     "googleapis": "googleapis-common-protos",
     "grpc": "libgrpc++",
     "highway": "libhwy",

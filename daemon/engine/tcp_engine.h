@@ -1,7 +1,7 @@
-// The engine that sums host memory over nodes: Gloo over TCP.
+// The engine that sums host memory over nodes, over TCP or TLS.
 
-#ifndef DAEMON_ENGINE_GLOO_ENGINE_H_
-#define DAEMON_ENGINE_GLOO_ENGINE_H_
+#ifndef DAEMON_ENGINE_TCP_ENGINE_H_
+#define DAEMON_ENGINE_TCP_ENGINE_H_
 
 #include <atomic>
 #include <cstddef>
@@ -16,40 +16,40 @@
 #include "daemon/base/mutex.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_options.h"
-#include "daemon/engine/gloo_lane.h"
+#include "daemon/engine/peer_tls.h"
 #include "daemon/engine/peer_watch.h"
+#include "daemon/engine/tcp_lane.h"
 
 namespace gradsync::daemon {
 
-struct GlooOptions : EngineOptions {
+struct TcpOptions : EngineOptions {
   // The lanes' memory, aligned to kSlotAlignment: LaneBytes() for each lane, one after the other.
   // Null: the engine allocates it.
   std::byte* memory = nullptr;
 };
 
-// Thread-safe. Has one thread per lane, one that watches the other nodes, and one of Gloo per lane.
-// Gloo's threads wake every 10 ms even when idle.
+// Thread-safe. Has two threads per lane, of which one reads and writes its connections, and one
+// thread that watches the other nodes. Without exchanges only the watch wakes.
 //
-// Data is neither encrypted nor authenticated, and Gloo trusts the other side: unexpected data ends
-// this process. So use a network that only the job's nodes can reach. All nodes must have the same
-// byte order.
-class GlooEngine final : public Engine, private GlooLane::Owner {
+// Only the engines of the job's nodes can connect (peer_mesh.h). They are not trusted: data that is
+// not expected fails the engine. All nodes must have the same byte order.
+class TcpEngine final : public Engine, private TcpLane::Owner {
  public:
-  // Connects to the other nodes; every node calls this. Blocks for up to connect_timeout, and for
-  // 10 s more if a node is lost while the lanes connect.
+  // Connects to the other nodes; every node calls this. Blocks for up to connect_timeout.
   //
   // INVALID_ARGUMENT     an option out of its bounds
   // FAILED_PRECONDITION  the nodes' options differ
   // DEADLINE_EXCEEDED    ENGINE_TIMEOUT: names the nodes that have not connected
+  // INVALID_ARGUMENT     the keys cannot be used
   // NOT_FOUND            this machine has no such address or interface
   // UNAVAILABLE          a node was lost (ENGINE_PEER_LOST), or cannot be reached
-  static absl::StatusOr<std::unique_ptr<GlooEngine>> Connect(const GlooOptions& options);
+  static absl::StatusOr<std::unique_ptr<TcpEngine>> Connect(const TcpOptions& options);
 
   // If nothing is pending, the other nodes can still finish the exchanges that this node took part
   // in. Must not be called from a done().
-  ~GlooEngine() override;
-  GlooEngine(const GlooEngine&) = delete;
-  GlooEngine& operator=(const GlooEngine&) = delete;
+  ~TcpEngine() override;
+  TcpEngine(const TcpEngine&) = delete;
+  TcpEngine& operator=(const TcpEngine&) = delete;
 
   void Submit(Exchange* exchange) override;
   void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
@@ -61,10 +61,9 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   EngineStatistics Statistics() const override;
 
  private:
-  explicit GlooEngine(GlooOptions options);
+  explicit TcpEngine(TcpOptions options);
 
-  absl::Status ConnectWatch(std::uint64_t deadline_ns);
-  absl::Status ConnectLanes(std::uint64_t deadline_ns);
+  absl::Status ConnectAll(std::uint64_t deadline_ns);
   // Returns when the engine has failed: with the cause that the watch finds, else with `why`.
   void AwaitFailure(const absl::Status& why);
   // True if this was the first failure.
@@ -77,7 +76,7 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   void Broken(const absl::Status& why) override;
   void Finished(const LaneWork& work) override;
 
-  const GlooOptions options_;
+  const TcpOptions options_;
   std::vector<LaneProgress> progress_;  // by lane
   std::atomic<bool> failed_{false};
   std::atomic<std::uint64_t> exchanges_{0};
@@ -90,14 +89,12 @@ class GlooEngine final : public Engine, private GlooLane::Owner {
   Mutex mutex_;
   CondVar has_failed_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
-  bool abortable_ ABSL_GUARDED_BY(mutex_) = false;  // lanes_ is complete
 
-  // Constant once Connect has returned. The lanes' buffers are destroyed before their contexts.
-  std::vector<std::shared_ptr<gloo::Context>> contexts_;
-  std::vector<std::unique_ptr<GlooLane>> lanes_;
+  // Constant once the watch has begun.
+  std::vector<std::unique_ptr<TcpLane>> lanes_;
   std::unique_ptr<PeerWatch> watch_;
 };
 
 }  // namespace gradsync::daemon
 
-#endif  // DAEMON_ENGINE_GLOO_ENGINE_H_
+#endif  // DAEMON_ENGINE_TCP_ENGINE_H_

@@ -1,6 +1,6 @@
-// What the Gloo engine adds to the contract: options, the wire type, errors when other nodes end.
+// What TcpEngine adds to the contract: options, the wire type, errors when other nodes end.
 
-#include "daemon/engine/gloo_engine.h"
+#include "daemon/engine/tcp_engine.h"
 
 #include <gtest/gtest.h>
 
@@ -30,39 +30,39 @@ std::string NodeOf(const absl::Status& status) {
   return "";
 }
 
-TEST(GlooEngineConnect, RefusesOptionsOutOfBounds) {
+TEST(TcpEngineConnect, RefusesOptionsOutOfBounds) {
   MemoryStore store;
-  const auto code = [&](void (*change)(GlooOptions*)) {
-    GlooOptions options = LoopbackAddresses(2);
+  const auto code = [&](void (*change)(TcpOptions*)) {
+    TcpOptions options = LoopbackAddresses(2);
     options.store = &store;
     change(&options);
-    return GlooEngine::Connect(options).status().code();
+    return TcpEngine::Connect(options).status().code();
   };
   const absl::StatusCode invalid = absl::StatusCode::kInvalidArgument;
-  EXPECT_EQ(code([](GlooOptions* o) { o->nodes = 1; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->nodes = kMaxEngineNodes + 1; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->node = 2; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->node_names.pop_back(); }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->lanes = 0; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->lanes = EngineSettings::kMaxLanes + 1; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes = 0; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes += 1; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->chunk_bytes = 2 * EngineSettings::kMaxChunkBytes; }),
+  EXPECT_EQ(code([](TcpOptions* o) { o->nodes = 1; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->nodes = kMaxEngineNodes + 1; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->node = 2; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->node_names.pop_back(); }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->lanes = 0; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->lanes = EngineSettings::kMaxLanes + 1; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->chunk_bytes = 0; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->chunk_bytes += 1; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->chunk_bytes = 2 * EngineSettings::kMaxChunkBytes; }),
             invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->wire = WireType{}; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->wire = WireType{4}; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->silence_limit = absl::Milliseconds(99); }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->silence_limit = absl::InfiniteDuration(); }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->connect_timeout = absl::ZeroDuration(); }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->store = nullptr; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->address = ""; }), invalid);
-  EXPECT_EQ(code([](GlooOptions* o) { o->address = "192.0.2.1"; }), absl::StatusCode::kNotFound);
+  EXPECT_EQ(code([](TcpOptions* o) { o->wire = WireType{}; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->wire = WireType{4}; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->silence_limit = absl::Milliseconds(99); }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->silence_limit = absl::InfiniteDuration(); }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->connect_timeout = absl::ZeroDuration(); }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->store = nullptr; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->address = ""; }), invalid);
+  EXPECT_EQ(code([](TcpOptions* o) { o->address = "192.0.2.1"; }), absl::StatusCode::kNotFound);
 }
 
-TEST(GlooEngineConnect, NodesWithDifferentOptionsDoNotConnect) {
-  GlooOptions options = LoopbackAddresses(2);
+TEST(TcpEngineConnect, NodesWithDifferentOptionsDoNotConnect) {
+  TcpOptions options = LoopbackAddresses(2);
   options.connect_timeout = absl::Seconds(5);
-  const auto engines = ConnectAll(options, [](std::uint32_t node, GlooOptions* mine) {
+  const auto engines = ConnectAll(options, [](std::uint32_t node, TcpOptions* mine) {
     if (node == 1) mine->wire = WireType::kBfloat16;
   });
   for (const auto& engine : engines) {
@@ -71,24 +71,24 @@ TEST(GlooEngineConnect, NodesWithDifferentOptionsDoNotConnect) {
   }
 }
 
-TEST(GlooEngineConnect, NamesTheNodeThatDoesNotConnect) {
+TEST(TcpEngineConnect, NamesTheNodeThatDoesNotConnect) {
   MemoryStore store;
-  GlooOptions options = LoopbackAddresses(2);
+  TcpOptions options = LoopbackAddresses(2);
   options.store = &store;
   options.connect_timeout = absl::Milliseconds(100);
-  const auto engine = GlooEngine::Connect(options);
+  const auto engine = TcpEngine::Connect(options);
   EXPECT_EQ(engine.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(DetailsOf(engine.status()).reason, "ENGINE_TIMEOUT");
   EXPECT_EQ(NodeOf(engine.status()), "node-1");
 }
 
-TEST(GlooEngineConnect, NodeLostWhileConnectingIsNamedAtOnce) {
+TEST(TcpEngineConnect, NodeLostWhileConnectingIsNamedAtOnce) {
   MemoryStore store;
-  GlooOptions options = LoopbackAddresses(2);
+  TcpOptions options = LoopbackAddresses(2);
   options.store = &store;
   absl::Status status;
-  std::thread node([&] { status = GlooEngine::Connect(options).status(); });
-  // Node 1 connects its watch and then ends.
+  std::thread node([&] { status = TcpEngine::Connect(options).status(); });
+  // Node 1 connects one channel of several, and then ends.
   PeerMeshOptions mesh;
   mesh.node = 1;
   mesh.nodes = 2;
@@ -107,18 +107,18 @@ TEST(GlooEngineConnect, NodeLostWhileConnectingIsNamedAtOnce) {
   EXPECT_EQ(NodeOf(status), "node-1");
 }
 
-TEST(GlooEngineConnect, AcceptsAnInterfaceAndNodesWithoutNames) {
-  GlooOptions options = LoopbackAddresses(2);
+TEST(TcpEngineConnect, AcceptsAnInterfaceAndNodesWithoutNames) {
+  TcpOptions options = LoopbackAddresses(2);
   options.address.clear();
   options.interface = "lo";
   options.node_names.clear();
-  EXPECT_EQ(GlooCluster(options).size(), 2u);
+  EXPECT_EQ(TcpCluster(options).size(), 2u);
 }
 
 // The result of one bucket on node 0.
-std::vector<std::byte> Reduce(const GlooOptions& options, DataType dtype, std::size_t count,
+std::vector<std::byte> Reduce(const TcpOptions& options, DataType dtype, std::size_t count,
                               bool exact = false) {
-  const auto engines = GlooCluster(options);
+  const auto engines = TcpCluster(options);
   std::vector<std::unique_ptr<EngineBucket>> buckets;
   for (std::uint32_t node = 0; node < engines.size(); ++node) {
     buckets.push_back(std::make_unique<EngineBucket>(dtype, count, node));
@@ -129,8 +129,8 @@ std::vector<std::byte> Reduce(const GlooOptions& options, DataType dtype, std::s
   return buckets[0]->result();
 }
 
-TEST(GlooEngineResult, DependsNeitherOnLanesNorOnChunks) {
-  GlooOptions options = LoopbackAddresses(3);
+TEST(TcpEngineResult, DependsNeitherOnLanesNorOnChunks) {
+  TcpOptions options = LoopbackAddresses(3);
   for (const WireType wire : {WireType::kSame, WireType::kBfloat16}) {
     options.wire = wire;
     options.lanes = 1;
@@ -142,23 +142,23 @@ TEST(GlooEngineResult, DependsNeitherOnLanesNorOnChunks) {
   }
 }
 
-TEST(GlooEngineResult, ExactExchangesIgnoreTheWireType) {
-  GlooOptions options = LoopbackAddresses(2);
+TEST(TcpEngineResult, ExactExchangesIgnoreTheWireType) {
+  TcpOptions options = LoopbackAddresses(2);
   const std::vector<std::byte> expected = Reduce(options, DataType::kFloat32, 1000);
   options.wire = WireType::kBfloat16;
   EXPECT_NE(Reduce(options, DataType::kFloat32, 1000), expected);
   EXPECT_EQ(Reduce(options, DataType::kFloat32, 1000, /*exact=*/true), expected);
 }
 
-TEST(GlooEngineResult, SixteenBitWiresStayWithinTheirRounding) {
+TEST(TcpEngineResult, SixteenBitWiresStayWithinTheirRounding) {
   constexpr std::uint32_t kNodes = 3;
   constexpr std::size_t kCount = 50'000;
   for (const WireType wire : {WireType::kBfloat16, WireType::kFloat16}) {
     // The largest relative rounding error: half a unit in the last place of 8 or 11 bits.
     const double unit = wire == WireType::kBfloat16 ? 0x1p-8 : 0x1p-11;
-    GlooOptions options = LoopbackAddresses(kNodes);
+    TcpOptions options = LoopbackAddresses(kNodes);
     options.wire = wire;
-    const auto engines = GlooCluster(options);
+    const auto engines = TcpCluster(options);
     std::vector<std::unique_ptr<EngineBucket>> buckets;
     for (std::uint32_t node = 0; node < kNodes; ++node) {
       buckets.push_back(std::make_unique<EngineBucket>(DataType::kFloat32, kCount, node));
@@ -179,11 +179,11 @@ TEST(GlooEngineResult, SixteenBitWiresStayWithinTheirRounding) {
   }
 }
 
-TEST(GlooEngineEnd, FinishedNodeMayEndBeforeTheOthersFinish) {
+TEST(TcpEngineEnd, FinishedNodeMayEndBeforeTheOthersFinish) {
   for (int round = 0; round < 30; ++round) {
-    GlooOptions options = LoopbackAddresses(2);
+    TcpOptions options = LoopbackAddresses(2);
     options.chunk_bytes = 64 * 1024;
-    auto engines = GlooCluster(options);
+    auto engines = TcpCluster(options);
     std::vector<std::unique_ptr<EngineBucket>> first, last;
     for (std::uint32_t node = 0; node < 2; ++node) {
       first.push_back(std::make_unique<EngineBucket>(DataType::kFloat32, 100'000, node));
@@ -208,8 +208,8 @@ TEST(GlooEngineEnd, FinishedNodeMayEndBeforeTheOthersFinish) {
   }
 }
 
-TEST(GlooEngineEnd, DestructionFailsPendingExchangesOnEveryNode) {
-  auto engines = GlooCluster(LoopbackAddresses(3));
+TEST(TcpEngineEnd, DestructionFailsPendingExchangesOnEveryNode) {
+  auto engines = TcpCluster(LoopbackAddresses(3));
   std::vector<std::unique_ptr<EngineBucket>> buckets;
   for (std::uint32_t node = 0; node < 3; ++node) {
     buckets.push_back(std::make_unique<EngineBucket>(DataType::kFloat32, 1'000'000, node));
@@ -231,11 +231,50 @@ TEST(GlooEngineEnd, DestructionFailsPendingExchangesOnEveryNode) {
   }
 }
 
-TEST(GlooEngineEnd, NodeWithSlowTrainersIsNotLost) {
-  GlooOptions options = LoopbackAddresses(2);
+// What ended the daemon when Gloo carried the data: 48 bytes for which nobody has asked.
+TEST(TcpEngineEnd, NodeThatSendsGarbageFailsTheEngineByName) {
+  const std::uint64_t unasked[6] = {48 + 64, 1, 77, 0, 64, 0};
+  for (const std::size_t channel : {0, 1, 2}) {
+    MemoryStore store;
+    TcpOptions options = LoopbackAddresses(2);
+    options.store = &store;
+    absl::StatusOr<std::unique_ptr<TcpEngine>> engine;
+    std::thread node([&] { engine = TcpEngine::Connect(options); });
+    const std::vector<std::string> lines =
+        absl::StrSplit(store.Get("watch/0", absl::Seconds(60)).value(), '\n');
+    PeerMeshOptions mesh;
+    mesh.node = 1;
+    mesh.nodes = 2;
+    mesh.channels = 3;
+    mesh.node_names = options.node_names;
+    mesh.address = "127.0.0.1";
+    mesh.agreement = lines[1];
+    mesh.deadline_ns = MonotonicNowNs() + 60'000'000'000u;
+    mesh.store = &store;
+    auto peers = ConnectPeers(mesh);
+    node.join();
+    ASSERT_TRUE(peers.ok()) << peers.status();
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    EngineBucket bucket(DataType::kFloat32, 2'000'000, 0);  // for both lanes
+    (*engine)->Submit(bucket.exchange());
+    // The watch, which is channel 0, waits for the rest of a frame that could be one.
+    const std::string noise(64, '\xff');
+    ASSERT_TRUE((channel == 0 ? (*peers)[0][0].Write(noise.data(), noise.size())
+                              : (*peers)[channel][0].Write(unasked, sizeof(unasked)))
+                    .ok());
+    const auto status = bucket.Wait();
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(DetailsOf(*status).reason, channel == 0 ? "ENGINE_PEER_LOST" : "ENGINE_BROKEN")
+        << *status;
+    EXPECT_EQ(NodeOf(*status), "node-1") << *status;
+  }
+}
+
+TEST(TcpEngineEnd, NodeWithSlowTrainersIsNotLost) {
+  TcpOptions options = LoopbackAddresses(2);
   // Even a busy machine delays no thread by a second.
   options.silence_limit = absl::Seconds(1);
-  const auto engines = GlooCluster(options);
+  const auto engines = TcpCluster(options);
   EngineBucket fast(DataType::kFloat32, 1'000'000, 0), slow(DataType::kFloat32, 1'000'000, 1);
   engines[0]->Submit(fast.exchange());
   EXPECT_FALSE(fast.done().Wait(std::chrono::milliseconds(2500)).has_value());
@@ -244,11 +283,11 @@ TEST(GlooEngineEnd, NodeWithSlowTrainersIsNotLost) {
   EXPECT_EQ(slow.Wait(), absl::OkStatus());
 }
 
-TEST(GlooEngineEnd, AbortReachesEveryNodeWithinBounds) {
+TEST(TcpEngineEnd, AbortReachesEveryNodeWithinBounds) {
   for (int round = 0; round < 20; ++round) {
-    GlooOptions options = LoopbackAddresses(3);
+    TcpOptions options = LoopbackAddresses(3);
     options.chunk_bytes = 32 * 1024;
-    auto engines = GlooCluster(options);
+    auto engines = TcpCluster(options);
     std::vector<std::unique_ptr<EngineBucket>> buckets;
     for (std::uint32_t node = 0; node < 3; ++node) {
       for (int b = 0; b < 4; ++b) {

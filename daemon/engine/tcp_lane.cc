@@ -1,20 +1,14 @@
-#include "daemon/engine/gloo_lane.h"
+#include "daemon/engine/tcp_lane.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <utility>
 
 #include "daemon/base/clock.h"
-#include "daemon/engine/gloo_errors.h"
 #include "daemon/reduce/combine_order_free.h"
 
 namespace gradsync::daemon {
 namespace {
-
-// Only Abort() ends a wait early; PeerWatch decides when that is due. A year does not overflow
-// Gloo's clock.
-constexpr std::chrono::milliseconds kNoLimit = std::chrono::hours(24 * 365);
 
 std::size_t RoundUp(std::size_t value, std::size_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -22,14 +16,15 @@ std::size_t RoundUp(std::size_t value, std::size_t unit) {
 
 }  // namespace
 
-GlooLane::GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes,
-                   std::byte* memory, Owner* owner, LaneProgress* progress)
-    : context_(std::move(context)),
-      node_(context_->rank),
-      nodes_(context_->size),
+TcpLane::TcpLane(std::uint32_t node, const std::vector<std::string>& node_names,
+                 std::vector<PeerStream> peers, std::size_t chunk_bytes, std::byte* memory,
+                 Owner* owner, LaneProgress* progress)
+    : node_(static_cast<int>(node)),
+      nodes_(static_cast<int>(node_names.size())),
       chunk_bytes_(chunk_bytes),
       owner_(owner),
       progress_(progress),
+      links_(std::move(peers), node_names),
       addends_(static_cast<std::size_t>(nodes_)) {
   const std::size_t bytes = SlotBytes(chunk_bytes_, static_cast<std::uint32_t>(nodes_));
   if (memory == nullptr) {
@@ -37,24 +32,19 @@ GlooLane::GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_byt
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
     memory = memory_.get() + (RoundUp(address, kSlotAlignment) - address);
   }
-  std::uint64_t tag = 0;
   for (Slot& slot : slots_) {
     slot.memory = memory;
     memory += bytes;
-    slot.shards = context_->createUnboundBuffer(slot.memory, bytes);
-    slot.results = context_->createUnboundBuffer(slot.memory, bytes);
-    slot.tag = tag;
-    tag += 2;
   }
 }
 
-GlooLane::~GlooLane() { Stop(); }
+TcpLane::~TcpLane() { Stop(); }
 
-void GlooLane::Start() {
+void TcpLane::Start() {
   thread_ = std::thread([this] { Run(); });
 }
 
-void GlooLane::Stop() {
+void TcpLane::Stop() {
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
@@ -63,7 +53,7 @@ void GlooLane::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void GlooLane::Push(const LaneWork& work) {
+void TcpLane::Push(const LaneWork& work) {
   {
     MutexLock lock(&mutex_);
     queue_.Push(work);
@@ -71,16 +61,9 @@ void GlooLane::Push(const LaneWork& work) {
   changed_.NotifyOne();
 }
 
-void GlooLane::Abort() {
-  for (Slot& slot : slots_) {
-    for (auto* buffer : {slot.shards.get(), slot.results.get()}) {
-      buffer->abortWaitRecv();
-      buffer->abortWaitSend();
-    }
-  }
-}
+void TcpLane::Abort() { links_.Abort(); }
 
-LaneStatistics GlooLane::Statistics() const {
+LaneStatistics TcpLane::Statistics() const {
   LaneStatistics statistics;
   statistics.bytes_sent = bytes_sent_.load(std::memory_order_relaxed);
   statistics.bytes_received = bytes_received_.load(std::memory_order_relaxed);
@@ -89,7 +72,7 @@ LaneStatistics GlooLane::Statistics() const {
   return statistics;
 }
 
-bool GlooLane::Take(bool wait, Slot* slot) {
+bool TcpLane::Take(bool wait, Slot* slot) {
   MutexLock lock(&mutex_);
   while (wait && queue_.empty() && !stopping_) changed_.Wait(&mutex_);
   if (queue_.empty()) return false;
@@ -100,7 +83,7 @@ bool GlooLane::Take(bool wait, Slot* slot) {
   return true;
 }
 
-void GlooLane::Run() {
+void TcpLane::Run() {
   Slot* last = nullptr;  // this node has sent its sum to the others
   std::uint64_t busy_since_ns = 0;
   for (;;) {
@@ -124,21 +107,21 @@ void GlooLane::Run() {
 
 // ---- A chunk's shards ---------------------------------------------------------------------------
 
-GlooLane::Shard GlooLane::ShardOf(const Slot& slot, int node) const {
+TcpLane::Shard TcpLane::ShardOf(const Slot& slot, int node) const {
   const std::size_t begin = std::min(static_cast<std::size_t>(node) * slot.shard_items, slot.count);
   return {begin, std::min(slot.shard_items, slot.count - begin)};
 }
 
-std::size_t GlooLane::Offset(const Slot& slot, const Shard& shard) const {
+std::size_t TcpLane::Offset(const Slot& slot, const Shard& shard) const {
   return slot.data + shard.begin * slot.wire_bytes;
 }
 
-std::size_t GlooLane::InboxOffset(const Slot& slot, int node) const {
+std::size_t TcpLane::InboxOffset(const Slot& slot, int node) const {
   return chunk_bytes_ + chunk_bytes_ / 2 +
          static_cast<std::size_t>(node) * slot.shard_items * slot.wire_bytes;
 }
 
-void GlooLane::Prepare(Slot* slot) {
+void TcpLane::Prepare(Slot* slot) {
   const LaneWork& work = slot->work;
   slot->number = taken_++;
   slot->first = work.next * work.chunk_items;
@@ -148,70 +131,76 @@ void GlooLane::Prepare(Slot* slot) {
   slot->data = slot->narrowed ? chunk_bytes_ : 0;
   const auto nodes = static_cast<std::size_t>(nodes_);
   slot->shard_items = RoundUp((slot->count + nodes - 1) / nodes, kShardItems);
-  slot->shard_receives = slot->shard_sends = slot->result_receives = slot->result_sends = 0;
+  slot->shard_receives = 0;
+  slot->receives_results = false;
   slot->dropped = false;
 }
 
 // ---- The steps ----------------------------------------------------------------------------------
 
-bool GlooLane::Check(Slot* slot, const absl::Status& status) {
-  if (!status.ok()) owner_->Broken(status);
+bool TcpLane::Check(Slot* slot, const absl::Status& status) {
+  // A wait that was aborted: the engine has failed by then.
+  if (!status.ok() && !owner_->failed()) owner_->Broken(status);
   if (owner_->failed()) slot->dropped = true;
   return !slot->dropped;
 }
 
-// Posts a chunk's receives before the node makes its own data, so that their announcements, half a
-// round trip, cost the chunk no time. They write over memory that is free by then: a node's sum
-// arrives after the shard that it contains was sent.
-void GlooLane::PostReceives(Slot* slot) {
+// Names the memory for a chunk's messages before the node makes its own data, so that they can come
+// at once. They are written over memory that is free by then: a node's sum arrives after the shard
+// that it contains was sent.
+void TcpLane::PostReceives(Slot* slot) {
   const int root = slot->work.root;
   const Shard own = ShardOf(*slot, node_);
   if (node_ == root) return;
   for (int step = 1; step < nodes_; ++step) {
     const int node = (node_ + nodes_ - step) % nodes_;
+    const auto index = static_cast<std::size_t>(node);
     if (own.count > 0 && (root < 0 || node == root)) {
       const std::size_t offset = root < 0 ? InboxOffset(*slot, node) : Offset(*slot, own);
-      slot->shards->recv(node, slot->tag, offset, own.count * slot->wire_bytes);
+      links_.Receive(index, &slot->shards, slot->memory + offset, own.count * slot->wire_bytes);
       ++slot->shard_receives;
     }
     const Shard other = ShardOf(*slot, node);
     if (other.count > 0) {
-      slot->results->recv(node, slot->tag + 1, Offset(*slot, other),
-                          other.count * slot->wire_bytes);
-      ++slot->result_receives;
+      links_.Receive(index, &slot->results, slot->memory + Offset(*slot, other),
+                     other.count * slot->wire_bytes);
+      slot->receives_results = true;
     }
   }
+  links_.Start();
 }
 
-void GlooLane::SendTo(Slot* slot, gloo::transport::UnboundBuffer* buffer, std::uint64_t tag,
-                      int node, const Shard& shard, int* sends) {
+void TcpLane::SendTo(Slot* slot, int node, const Shard& shard) {
   if (shard.count == 0) return;
   const std::size_t bytes = shard.count * slot->wire_bytes;
-  buffer->send(node, tag, Offset(*slot, shard), bytes);
-  ++*sends;
+  links_.Send(static_cast<std::size_t>(node), &slot->sent, slot->memory + Offset(*slot, shard),
+              bytes);
   bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
 }
 
-void GlooLane::PostShards(Slot* slot) {
+void TcpLane::PostShards(Slot* slot) {
   if (slot->work.root >= 0 && slot->work.root != node_) return;
   for (int step = 1; step < nodes_; ++step) {
     const int node = (node_ + step) % nodes_;
-    SendTo(slot, slot->shards.get(), slot->tag, node, ShardOf(*slot, node), &slot->shard_sends);
+    SendTo(slot, node, ShardOf(*slot, node));
   }
+  links_.Start();
 }
 
-void GlooLane::PostResults(Slot* slot) {
+void TcpLane::PostResults(Slot* slot) {
   const Shard own = ShardOf(*slot, node_);
   for (int step = 1; step < nodes_; ++step) {
     const int node = (node_ + step) % nodes_;
     if (node == slot->work.root) continue;
-    SendTo(slot, slot->results.get(), slot->tag + 1, node, own, &slot->result_sends);
+    SendTo(slot, node, own);
   }
+  links_.Start();
 }
 
-void GlooLane::Begin(Slot* slot) {
+void TcpLane::Begin(Slot* slot) {
   Prepare(slot);
-  if (!Check(slot, GuardGloo([&] { PostReceives(slot); }))) return;
+  if (!Check(slot, absl::OkStatus())) return;
+  PostReceives(slot);
   if (slot->count > 0 && (slot->work.root < 0 || slot->work.root == node_)) {
     slot->work.exchange->gather(slot->first, slot->count, slot->memory);
     if (slot->narrowed) {
@@ -219,27 +208,21 @@ void GlooLane::Begin(Slot* slot) {
              slot->memory + slot->data);
     }
   }
-  const absl::Status posted = GuardGloo([&] { PostShards(slot); });
+  PostShards(slot);
   progress_->begun.store(slot->number + 1, std::memory_order_release);
-  Check(slot, posted);
+  Check(slot, absl::OkStatus());
 }
 
-bool GlooLane::Await(Slot* slot, int phase, gloo::transport::UnboundBuffer* buffer, int receives,
-                     int sends) {
+bool TcpLane::Await(Slot* slot, int phase, LaneLinks::Group* group) {
   if (!Check(slot, absl::OkStatus())) return false;
   progress_->waiting.store(4 * slot->number + static_cast<std::uint64_t>(phase),
                            std::memory_order_release);
-  // An aborted wait returns false. By then the engine has failed.
-  const absl::Status waited = GuardGloo([&] {
-    bool going = true;
-    for (int i = 0; i < receives && going; ++i) going = buffer->waitRecv(nullptr, kNoLimit);
-    for (int i = 0; i < sends && going; ++i) going = buffer->waitSend(nullptr, kNoLimit);
-  });
+  const absl::Status waited = links_.Await(group);
   progress_->waiting.store(0, std::memory_order_release);
   return Check(slot, waited);
 }
 
-void GlooLane::AddUp(Slot* slot) {
+void TcpLane::AddUp(Slot* slot) {
   const Shard own = ShardOf(*slot, node_);
   if (own.count == 0) return;
   std::byte* const sum = slot->memory + Offset(*slot, own);
@@ -255,20 +238,21 @@ void GlooLane::AddUp(Slot* slot) {
   }
 }
 
-void GlooLane::Sum(Slot* slot) {
+void TcpLane::Sum(Slot* slot) {
   if (slot->dropped) return;
-  if (!Await(slot, 1, slot->shards.get(), slot->shard_receives, 0)) return;
+  if (!Await(slot, 1, &slot->shards)) return;
   if (slot->work.root < 0) AddUp(slot);
   bytes_received_.fetch_add(static_cast<std::uint64_t>(slot->shard_receives) *
                                 ShardOf(*slot, node_).count * slot->wire_bytes,
                             std::memory_order_relaxed);
-  Check(slot, GuardGloo([&] { PostResults(slot); }));
+  PostResults(slot);
+  Check(slot, absl::OkStatus());
 }
 
-void GlooLane::Complete(Slot* slot) {
+void TcpLane::Complete(Slot* slot) {
   Exchange* const exchange = slot->work.exchange;
-  if (!slot->dropped && Await(slot, 2, slot->results.get(), slot->result_receives, 0)) {
-    if (slot->result_receives > 0) {
+  if (!slot->dropped && Await(slot, 2, &slot->results)) {
+    if (slot->receives_results) {
       bytes_received_.fetch_add((slot->count - ShardOf(*slot, node_).count) * slot->wire_bytes,
                                 std::memory_order_relaxed);
     }
@@ -279,10 +263,8 @@ void GlooLane::Complete(Slot* slot) {
       }
       exchange->scatter(slot->first, slot->count, slot->memory);
     }
-    // The other nodes have received this node's data long ago, but Gloo may not have reported it.
-    if (Await(slot, 3, slot->shards.get(), 0, slot->shard_sends)) {
-      Await(slot, 3, slot->results.get(), 0, slot->result_sends);
-    }
+    // The kernel must have taken this node's sum before its memory is used again.
+    Await(slot, 3, &slot->sent);
   }
   if (slot->dropped) {
     exchange->dropped.store(true, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// One lane of a Gloo engine: its own connections to every node, and a thread that runs the lane's
+// One lane of a TcpEngine: its own connections to every node, and a thread that runs the lane's
 // chunks in order.
 //
 // The all-reduce of a chunk consists of two collectives. In an all-to-all, each node receives its
@@ -7,20 +7,17 @@
 // 2 steps instead of 2 (n - 1). The result depends on the elements alone, not on where chunks and
 // shards begin, and 16-bit shards are rounded once.
 //
-// Both collectives use the same sends and receives as gloo::alltoallv and gloo::allgatherv, which
-// cannot be used themselves: they mistake an aborted wait for a finished one, cannot overlap with
-// the next chunk, and copy a node's own shard.
-//
 // A broadcast is a scatter of the root's shards, then the same all-gather.
 
-#ifndef DAEMON_ENGINE_GLOO_LANE_H_
-#define DAEMON_ENGINE_GLOO_LANE_H_
+#ifndef DAEMON_ENGINE_TCP_LANE_H_
+#define DAEMON_ENGINE_TCP_LANE_H_
 
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -28,12 +25,11 @@
 #include "absl/status/status.h"
 #include "daemon/base/mutex.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/lane_links.h"
 #include "daemon/engine/lane_memory.h"
 #include "daemon/engine/peer_watch.h"
 #include "daemon/engine/ring.h"
 #include "daemon/engine/wire_format.h"
-#include "gloo/context.h"
-#include "gloo/transport/unbound_buffer.h"
 
 namespace gradsync::daemon {
 
@@ -52,7 +48,7 @@ struct LaneWork {
 
 // Thread-safe. Two chunks are under way at once: the next chunk is gathered and sent while the last
 // one's sums come back and are scattered.
-class GlooLane {
+class TcpLane {
  public:
   // The engine. The lane calls it on the lane's thread.
   class Owner {
@@ -60,28 +56,31 @@ class GlooLane {
     virtual ~Owner() = default;
     // True once the engine has failed. Takes no lock.
     virtual bool failed() const = 0;
-    // Gloo has returned an error. Returns when the engine has failed.
+    // A connection is broken. Returns when the engine has failed.
     virtual void Broken(const absl::Status& why) = 0;
     // The last chunk of work.exchange has finished or was dropped.
     virtual void Finished(const LaneWork& work) = 0;
   };
 
-  // `memory`: LaneBytes(), aligned to kSlotAlignment; null: the lane allocates it. `memory`,
-  // `owner` and `progress` must outlive this. Throws Gloo's exceptions.
-  GlooLane(std::shared_ptr<gloo::Context> context, std::size_t chunk_bytes, std::byte* memory,
-           Owner* owner, LaneProgress* progress);
+  // `links`: to the nodes of `node_names`. `memory`: LaneBytes(), aligned to kSlotAlignment; null:
+  // the lane allocates it. `memory`, `owner` and `progress` must outlive this.
+  TcpLane(std::uint32_t node, const std::vector<std::string>& node_names,
+          std::vector<PeerStream> peers, std::size_t chunk_bytes, std::byte* memory, Owner* owner,
+          LaneProgress* progress);
   // Finishes all pushed work, or drops it once the engine has failed. To bound the wait, fail the
   // engine first.
-  ~GlooLane();
-  GlooLane(const GlooLane&) = delete;
-  GlooLane& operator=(const GlooLane&) = delete;
+  ~TcpLane();
+  TcpLane(const TcpLane&) = delete;
+  TcpLane& operator=(const TcpLane&) = delete;
 
   void Start();
   void Push(const LaneWork& work);
   // Wakes the lane if it waits for the network. Requires that the engine has failed.
   void Abort();
-  // Like the destructor, but keeps Gloo's context.
+  // Like the destructor, but keeps the connections.
   void Stop();
+  // Has the connections drop what is not sent when they are closed.
+  void DropUnsent() { links_.DropUnsent(); }
   LaneStatistics Statistics() const;
 
  private:
@@ -90,13 +89,12 @@ class GlooLane {
     std::size_t count = 0;
   };
 
-  // A chunk that is under way, and its memory, which Gloo knows: work | narrow | inbox.
+  // A chunk that is under way, and its memory: work | narrow | inbox.
   struct Slot {
     std::byte* memory = nullptr;
-    std::unique_ptr<gloo::transport::UnboundBuffer> shards;   // first step
-    std::unique_ptr<gloo::transport::UnboundBuffer> results;  // second step
-    std::uint64_t tag = 0;                                    // Gloo's slots: tag and tag + 1
-
+    LaneLinks::Group shards;   // received in the first step
+    LaneLinks::Group results;  // received in the second step
+    LaneLinks::Group sent;     // in both steps
     LaneWork work;
     std::uint64_t number = 0;  // of the chunk in this lane, from 0
     std::size_t first = 0;     // item in the exchange
@@ -106,9 +104,7 @@ class GlooLane {
     std::size_t data = 0;        // offset of the data to send
     std::size_t shard_items = 0;
     int shard_receives = 0;
-    int shard_sends = 0;
-    int result_receives = 0;
-    int result_sends = 0;
+    bool receives_results = false;
     bool dropped = false;
   };
 
@@ -123,24 +119,22 @@ class GlooLane {
   void PostReceives(Slot* slot);
   void PostShards(Slot* slot);
   void PostResults(Slot* slot);
-  bool Await(Slot* slot, int phase, gloo::transport::UnboundBuffer* buffer, int receives,
-             int sends);
+  bool Await(Slot* slot, int phase, LaneLinks::Group* group);
   bool Check(Slot* slot, const absl::Status& status);
   void AddUp(Slot* slot);
 
   Shard ShardOf(const Slot& slot, int node) const;
   std::size_t Offset(const Slot& slot, const Shard& shard) const;
   std::size_t InboxOffset(const Slot& slot, int node) const;
-  void SendTo(Slot* slot, gloo::transport::UnboundBuffer* buffer, std::uint64_t tag, int node,
-              const Shard& shard, int* sends);
+  void SendTo(Slot* slot, int node, const Shard& shard);
 
-  const std::shared_ptr<gloo::Context> context_;
   const int node_;
   const int nodes_;
   const std::size_t chunk_bytes_;
   Owner* const owner_;
   LaneProgress* const progress_;
   std::unique_ptr<std::byte[]> memory_;  // null: the owner's
+  LaneLinks links_;                      // after the memory that it writes to
 
   std::atomic<std::uint64_t> bytes_sent_{0};
   std::atomic<std::uint64_t> bytes_received_{0};
@@ -152,7 +146,7 @@ class GlooLane {
   Ring<LaneWork> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // For the thread alone, except the buffers' abort functions.
+  // For the thread alone.
   std::array<Slot, kLaneSlots> slots_;
   std::uint64_t taken_ = 0;
   std::vector<const std::byte*> addends_;
@@ -162,4 +156,4 @@ class GlooLane {
 
 }  // namespace gradsync::daemon
 
-#endif  // DAEMON_ENGINE_GLOO_LANE_H_
+#endif  // DAEMON_ENGINE_TCP_LANE_H_
