@@ -283,6 +283,8 @@ const char* const kElsewhere[] = {
     "ping", "pong",  // the proxy does not count them
     // Sent only between a rank and the daemon of its own node.
     "rank_request.lease_answer", "rank_response.lease_question", "rank_response.bucket_done",
+    // Only for a layout that is longer than a message: see nodes_test.cc.
+    "rank_request.layout_part",
     // Only if a rank is more than 5 s late; nothing follows from it.
     "rank_response.still_waiting",
     // Only with on_rank_loss=hold, which jobs that span nodes cannot have.
