@@ -648,9 +648,8 @@ LayoutSet::ReleasedLayout LayoutSet::RemainsOf(std::uint32_t channel, LayoutChan
   return {std::move(snapshot), layout->TakeRemains(timeline_bytes)};
 }
 
-std::optional<std::vector<StepTimes>> LayoutSet::TimelineOf(const ReleasedLayout& layout,
-                                                            std::size_t steps) {
-  if (layout.remains.timeline == nullptr) return std::nullopt;
+std::vector<StepTimes> LayoutSet::TimelineOf(const ReleasedLayout& layout, std::size_t steps) {
+  if (layout.remains.timeline == nullptr) return {};
   return layout.remains.timeline->Last(steps);
 }
 

@@ -177,8 +177,8 @@ class LayoutSet {
   static LayoutSnapshot SnapshotOf(std::uint32_t channel, const LayoutChannel& layout);
   static ReleasedLayout RemainsOf(std::uint32_t channel, LayoutChannel* layout,
                                   std::uint64_t timeline_bytes);
-  static std::optional<std::vector<StepTimes>> TimelineOf(const ReleasedLayout& layout,
-                                                          std::size_t steps);
+  // Empty if no step is kept.
+  static std::vector<StepTimes> TimelineOf(const ReleasedLayout& layout, std::size_t steps);
   void RememberReleased(std::uint32_t channel, LayoutChannel* layout);
   void RememberFailure(const LayoutChannel& layout);
   // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
