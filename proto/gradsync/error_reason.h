@@ -267,8 +267,7 @@ inline constexpr Reason kCoordinatorLost("COORDINATOR_LOST");
 inline constexpr Reason kCoordinatorRefused("COORDINATOR_REFUSED");
 // UNAVAILABLE. The coordinator's daemon does not answer. The session.
 inline constexpr Reason kCoordinatorUnreachable("COORDINATOR_UNREACHABLE");
-// UNAVAILABLE, DEADLINE_EXCEEDED, INTERNAL. A connection of the engine broke while every node
-// seemed alive. The job.
+// INTERNAL. A node sent other data than the engine expected. The job.
 inline constexpr Reason kEngineBroken("ENGINE_BROKEN");
 // CANCELLED. The daemon closed the engine. The daemon's log.
 inline constexpr Reason kEngineClosed("ENGINE_CLOSED");
