@@ -104,8 +104,12 @@ class MemoryTest : public testing::Test {
 
   std::uint64_t Peak() const { return BytesOf(daemon_.pid(), "VmHWM"); }
   std::uint64_t Resident() const { return BytesOf(daemon_.pid(), "VmRSS"); }
-  // What the attack has cost at most.
-  std::uint64_t Cost() const { return Peak() - before_; }
+  // What the attack has cost at most. A sanitizer keeps freed memory, so its figures mean nothing.
+  void ExpectCostBelow(std::uint64_t bytes) const {
+    if (kScale == 1) {
+      EXPECT_LT(Peak() - before_, bytes);
+    }
+  }
 
   // What the daemon charges the attacker.
   std::uint64_t Charged() const {
@@ -144,20 +148,20 @@ constexpr char kAllRefused[] = "8 8 ";
 TEST_F(MemoryTest, FirstMessagesAreSmall) {
   Attacker attacker(daemon_, {"messages", "8", std::to_string(16 * kMiB)});
   EXPECT_THAT(Attack(&attacker), testing::StartsWith(kAllRefused));
-  EXPECT_LT(Cost(), 200 * kMiB);
+  ExpectCostBelow(200 * kMiB);
 }
 
 // gRPC would hold them whole before it looks at their length.
 TEST_F(MemoryTest, MessagesThatAreFarTooLongAreNotHeld) {
   Attacker attacker(daemon_, {"messages", "8", std::to_string(256 * kMiB)});
   EXPECT_THAT(Attack(&attacker), testing::StartsWith(kAllRefused));
-  EXPECT_LT(Cost(), 200 * kMiB);
+  ExpectCostBelow(200 * kMiB);
 }
 
 TEST_F(MemoryTest, StreamsWithoutASessionAreFew) {
   Attacker attacker(daemon_, {"streams", "600"});
   EXPECT_THAT(Attack(&attacker), testing::HasSubstr("quota_sessions_per_user"));
-  EXPECT_LT(Cost(), 64 * kMiB);
+  ExpectCostBelow(64 * kMiB);
 }
 
 // ---- What the daemon keeps for a user. More would fit the bounds of each message and session.
@@ -169,7 +173,7 @@ TEST_F(MemoryTest, NamesOfLayoutsAreCharged) {
     EXPECT_THAT(Attack(&attacker), testing::HasSubstr("quota_control_bytes_per_user"));
     EXPECT_LE(Charged(), kQuota);
     EXPECT_GT(Charged(), kQuota / 2);
-    EXPECT_LT(Cost(), kQuota + 64 * kMiB);
+    ExpectCostBelow(kQuota + 64 * kMiB);
   }
   EXPECT_TRUE(daemon_.AwaitStatus([this](const auto&) { return Charged() < kQuota / 4; }))
       << "a session that has ended costs little";
@@ -184,7 +188,7 @@ TEST_F(MemoryTest, UnreadMessagesAreCharged) {
     return daemon_.Log().find("quota_control_bytes_per_user") != std::string::npos;
   })) << "a session is disconnected";
   EXPECT_LE(Charged(), kQuota);
-  EXPECT_LT(Cost(), kQuota + 64 * kMiB);
+  ExpectCostBelow(kQuota + 64 * kMiB);
 }
 
 TEST_F(MemoryTest, EndedJobsAreKeptAsSummaries) {
@@ -192,7 +196,7 @@ TEST_F(MemoryTest, EndedJobsAreKeptAsSummaries) {
   Attacker attacker(daemon_, {"jobs", "20", "2"});
   EXPECT_THAT(Attack(&attacker), testing::StartsWith("0 "));
   EXPECT_TRUE(daemon_.AwaitStatus([this](const auto&) { return Charged() < 10 * kMiB; }));
-  EXPECT_LT(Cost(), kQuota + 64 * kMiB);
+  ExpectCostBelow(kQuota + 64 * kMiB);
 }
 
 }  // namespace
