@@ -90,9 +90,9 @@ std::string FormatTime(absl::Duration duration) {
   };
   if (duration == absl::InfiniteDuration()) return "inf";
   std::string text;
-  for (const TimeUnit& unit : {TimeUnit{absl::Hours(1), "h"}, TimeUnit{absl::Minutes(1), "m"},
-                               TimeUnit{absl::Seconds(1), "s"},
-                               TimeUnit{absl::Milliseconds(1), "ms"}}) {
+  for (const TimeUnit& unit :
+       {TimeUnit{absl::Hours(1), "h"}, TimeUnit{absl::Minutes(1), "m"},
+        TimeUnit{absl::Seconds(1), "s"}, TimeUnit{absl::Milliseconds(1), "ms"}}) {
     const std::int64_t count = absl::IDivDuration(duration, unit.size, &duration);
     if (count > 0) absl::StrAppend(&text, count, unit.name);
   }

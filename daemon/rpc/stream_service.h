@@ -17,7 +17,7 @@ namespace gradsync::daemon {
 class StreamService final : public grpc::Service {
  public:
   // `methods`: paths such as "/grpc.health.v1.Health/Check", string literals.
-  explicit StreamService(std::initializer_list<const char*> methods) {
+  StreamService(std::initializer_list<const char*> methods) {
     int index = 0;
     for (const char* method : methods) {
       // The base class owns it. Without a handler it is asynchronous.

@@ -14,7 +14,7 @@ namespace gradsync::attack {
 class RawHttp2 {
  public:
   // `window`: the bytes of each answer that the server may send; it never gets more.
-  RawHttp2(const std::string& socket, std::uint32_t window);
+  RawHttp2(const std::string& path, std::uint32_t window);
 
   // False if the server has refused or ended the connection.
   bool connected() const { return connected_; }
