@@ -15,7 +15,9 @@ namespace gradsync::daemon {
 // Not thread-safe: for tests that run everything on their own thread.
 class ManualExecutor final : public UserExecutor {
  public:
-  void Run(uid_t /*user*/, std::function<void()> work) override { queue_.push_back(std::move(work)); }
+  void Run(uid_t /*user*/, std::function<void()> work) override {
+    queue_.push_back(std::move(work));
+  }
 
   std::size_t pending() const { return queue_.size(); }
   // Runs the oldest piece of work; there must be one.
