@@ -46,8 +46,8 @@ class LaneLinks {
   // Waits until the group's transfers are done: received, or taken by the kernel to be sent.
   // UNAVAILABLE ENGINE_PEER_LOST: the connection to a node is broken. INTERNAL ENGINE_BROKEN: it
   // has sent what it should not. Both name the node. CANCELLED: Abort() was called. After an error,
-  // no transfer is done any more, and the thread has let go of all memory. Has no deadline of its
-  // own: PeerWatch decides when to abort.
+  // the thread uses no transfer's memory any more. There is no deadline here: PeerWatch decides
+  // when to abort.
   absl::Status Await(Group* group);
   // Ends all waits, now and later.
   void Abort();

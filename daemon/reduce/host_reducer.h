@@ -19,10 +19,10 @@ namespace gradsync::daemon {
 //
 // A small operation runs on the submitter's thread before Reduce() returns, so it may overtake
 // larger ones of its flow; of several operations, ReduceAll() runs as many as one small one may
-// cost. Another one is cut into slices. Slices begin in the order of submission within a flow. The
-// next slice is that of the user who has had the least of the reduce threads, and of this user's
-// flow that has had the least: counted in bytes, and for each operation what telling its ranks
-// costs. The thread that finishes the last slice calls done(). So the done() of two operations of a
+// cost. Another one is cut into slices. Slices begin in the order of submission within a flow. Each
+// user and each flow has a count of its reduced bytes, to which every operation adds what it costs
+// to tell the ranks. The next slice is of the user with the lowest count, and there of the flow
+// with the lowest count. The thread that finishes the last slice calls done(). So the done() of two operations of a
 // flow may run at the same time, or in reverse order.
 //
 // Idle threads sleep. Reduce() allocates nothing once its queues have grown to the most operations

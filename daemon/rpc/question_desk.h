@@ -20,8 +20,8 @@
 
 namespace gradsync::daemon {
 
-// A user who has as many calls open as a user may still gets an answer: the oldest call that waits
-// for its client ends. Only if the daemon owes all of them an answer, the new one is refused.
+// A user may have a number of calls open. One call more ends the oldest call that waits for its
+// client. If none waits, because the daemon owes each of them an answer, the new call is refused.
 //
 // Legal calls: Start Tick* Stop. Tick is thread-safe. Outlives the dispatcher of its queue.
 template <class In, class Out>

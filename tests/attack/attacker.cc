@@ -116,7 +116,7 @@ void ZeroWindow(const Target& target) {
         if (connection->connected()) connection->Call("/gradsync.v1.Introspection/GetStatus", "");
       }
       attack();
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the pace of the attack
     }
   });
   AwaitStop();
@@ -151,7 +151,7 @@ void Connections(const Target& target) {
   std::thread repeated([&] {
     while (!stopping) {
       attack();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
     }
   });
   AwaitStop();
