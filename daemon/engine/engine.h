@@ -87,8 +87,8 @@ class Engine {
   // Fails pending exchanges and waits for their done() and for running callbacks.
   virtual ~Engine() = default;
 
-  // Begins the all-reduce. Never blocks and never calls done() itself. Allocates no memory once its
-  // queues have grown to the largest number of pending exchanges.
+  // Begins the all-reduce. Never blocks and never calls done() itself. For an engine in another
+  // process it allocates a message.
   //
   // The caller must submit the same exchanges (dtype, count, op) and broadcasts in the same order
   // on every node; the engine cannot check this. The engine waits without limit for the other nodes

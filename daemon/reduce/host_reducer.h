@@ -22,8 +22,8 @@ namespace gradsync::daemon {
 // cost. Another one is cut into slices. Slices begin in the order of submission within a flow. Each
 // user and each flow has a count of its reduced bytes, to which every operation adds what it costs
 // to tell the ranks. The next slice is of the user with the lowest count, and there of the flow
-// with the lowest count. The thread that finishes the last slice calls done(). So the done() of two operations of a
-// flow may run at the same time, or in reverse order.
+// with the lowest count. The thread that finishes the last slice calls done(). So the done() of two
+// operations of a flow may run at the same time, or in reverse order.
 //
 // Idle threads sleep. Reduce() allocates nothing once its queues have grown to the most operations
 // ever outstanding.

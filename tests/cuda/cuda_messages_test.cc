@@ -104,7 +104,8 @@ class Life {
   Life(std::optional<WirePoint> point, std::function<void(Life*)> strike)
       : proxy_(job_.coordinator(), std::move(point)), strike_(std::move(strike)) {}
 
-  // Kills the daemons. Stopping one that connects to a lost node would take until the engine's limit.
+  // Kills the daemons. Stopping one that connects to a lost node would take until the engine's
+  // limit.
   ~Life() {
     job_.End();
     for (const int node : {0, 1}) job_.node(node).Kill();

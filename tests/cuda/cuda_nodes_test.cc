@@ -448,7 +448,8 @@ ISOLATED_TEST(GpuNodes, KilledCoordinatorFailsTheJob, GpusThatMayBeOne(2)) {
 class LossAfterTheVerdict {
  public:
   LossAfterTheVerdict() = default;
-  // Kills the daemons. Stopping one that connects to a lost node would take until the engine's limit.
+  // Kills the daemons. Stopping one that connects to a lost node would take until the engine's
+  // limit.
   ~LossAfterTheVerdict() {
     job_.End();
     for (const int node : {0, 1}) job_.node(node).Kill();
