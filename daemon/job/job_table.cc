@@ -81,6 +81,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
       if (IsOf(*old, key)) generation = std::max(generation, old->identity().generation + 1);
     }
   }
+  RetireEmptyLocked();  // until then they count, and the user is charged for what they keep
   std::size_t of_user = 0;
   for (const auto& entry : jobs_) of_user += entry.first.uid == key.uid ? 1 : 0;
   if (of_user >= quota_jobs_per_user_) {
@@ -171,9 +172,7 @@ void JobTable::RetireLocked(std::shared_ptr<Job> job) {
   if (retired_.size() > kRetired) retired_.pop_back();
 }
 
-void JobTable::Tick() {
-  for (const auto& job : Live()) job->Tick();
-  MutexLock lock(&mutex_);
+void JobTable::RetireEmptyLocked() {
   for (auto it = jobs_.begin(); it != jobs_.end();) {
     if (it->second->Empty()) {
       RetireLocked(std::move(it->second));
@@ -190,6 +189,12 @@ void JobTable::Tick() {
       ++it;
     }
   }
+}
+
+void JobTable::Tick() {
+  for (const auto& job : Live()) job->Tick();
+  MutexLock lock(&mutex_);
+  RetireEmptyLocked();
 }
 
 std::vector<std::shared_ptr<Job>> JobTable::Live() const {

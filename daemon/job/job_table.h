@@ -96,6 +96,8 @@ class JobTable final : public JobFinder {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the oldest retired job of the user. False if there are not more than `keep`.
   bool DropRetiredLocked(uid_t uid, std::size_t keep) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Retires the jobs that all ranks have left.
+  void RetireEmptyLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobEnvironment environment_;

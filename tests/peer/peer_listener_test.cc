@@ -97,6 +97,7 @@ TEST(PeerListenerTest, AcceptsNoMoreOnceStopped) {
 
 // CVE-2023-4785: gRPC's own loop accepts nothing any more after this.
 TEST(PeerListenerTest, AcceptsAgainAfterTheProcessHasRunOutOfDescriptors) {
+  if (kScale != 1) GTEST_SKIP() << "UndefinedBehaviorSanitizer checks a virtual call with a pipe";
   TemporaryDirectory directory;
   LogOptions log;
   log.file = directory.File("log");
