@@ -1,4 +1,4 @@
-"""Counts the test cases of Bazel runs and names those that failed.
+"""Counts the test cases of Bazel runs, and shows what those that failed said.
 
 Usage: count_cases.py FOLDER CONFIG...
 
@@ -13,6 +13,9 @@ import sys
 import urllib.parse
 import xml.etree.ElementTree
 
+# Lines shown of each failure: pytest's reason is at the end of a long one, GoogleTest's is short.
+SHOWN = 30
+
 
 class Count:
     """Cases by outcome, over all runs."""
@@ -20,7 +23,7 @@ class Count:
     def __init__(self):
         self.passed = 0
         self.skipped = 0
-        self.failed = []  # lines: the case and where its output is
+        self.failed = []  # texts: the case, where its output is, and the end of it
 
     def add_cases(self, config, label, passed, log, report):
         """Adds what one execution of a test reported.
@@ -40,9 +43,11 @@ class Count:
             root = ()
         for case in root.iter("testcase") if len(root) else ():
             cases += 1
-            if case.find("failure") is not None or case.find("error") is not None:
+            failures = case.findall("failure") + case.findall("error")
+            if failures:
                 name = ".".join(n for n in (case.get("classname"), case.get("name")) if n)
-                self.failed.append(f"{config} {label} {name}\n    {log}")
+                said = "\n".join(failure.text or failure.get("message", "") for failure in failures)
+                self.failed.append(f"{config} {label} {name}\n    {log}{end_of(said)}")
             elif (
                 case.find("skipped") is not None
                 or case.get("status") == "notrun"
@@ -55,7 +60,13 @@ class Count:
             self.passed += 1
         # A sanitizer's report at exit, a crash or a time-out fails a test whose cases all passed.
         if not passed and len(self.failed) == failed_before:
-            self.failed.append(f"{config} {label} (outside of its cases)\n    {log}")
+            said = log.read_text(errors="replace") if log.exists() else ""
+            self.failed.append(f"{config} {label} (outside of its cases)\n    {log}{end_of(said)}")
+
+
+def end_of(text):
+    """The last lines of a text, each indented and on a line of its own."""
+    return "".join(f"\n    | {line}" for line in text.splitlines()[-SHOWN:])
 
 
 def path_of(outputs, name):
