@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,7 +34,7 @@ constexpr std::uint64_t kIdleServerNs = 30'000'000'000;
 // The server of one user.
 class UserServers::Server {
  public:
-  // INTERNAL: gRPC does not start it.
+  // INTERNAL: gRPC does not start it. RESOURCE_EXHAUSTED: the daemon may have no more threads.
   static absl::StatusOr<std::shared_ptr<Server>> Start(const Environment& environment, uid_t uid) {
     auto server = std::make_shared<Server>(environment);
     grpc::ServerBuilder builder;
@@ -56,8 +57,15 @@ class UserServers::Server {
       server->asking_.Stop();
       return absl::InternalError("gRPC's server did not start");
     }
-    server->sessions_.Start();
-    server->asking_.Start();
+    try {
+      server->sessions_.Start();
+      server->asking_.Start();
+    } catch (const std::system_error&) {
+      server->Stop();
+      return absl::ResourceExhaustedError(
+          "no thread could be started: raise TasksMax=, or the limit of processes of the "
+          "container");
+    }
     return server;
   }
 

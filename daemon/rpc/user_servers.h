@@ -49,8 +49,8 @@ class UserServers {
   // Requires Stop().
   ~UserServers();
 
-  // Gives a connection to its user's server. RESOURCE_EXHAUSTED: too many users. INTERNAL: gRPC
-  // does not start a server.
+  // Gives a connection to its user's server. RESOURCE_EXHAUSTED: too many users or threads.
+  // INTERNAL: gRPC does not start a server.
   absl::Status Connect(UniqueFd connection, uid_t uid);
   // Cancels the streams that open no session in time. Ends the servers of users that have gone.
   // Returns false if there is no server.
