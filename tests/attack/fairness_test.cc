@@ -25,7 +25,8 @@ struct Case {
 
 std::vector<Case> Cases() {
   std::vector<Case> cases;
-  for (const char* attack : {"inline_reductions", "large_buckets", "mapping"}) {
+  for (const char* attack :
+       {"inline_reductions", "tiny_buckets", "many_sessions", "large_buckets", "mapping"}) {
     // Buckets that are reduced on the thread that reads the message, and on the reduce threads.
     cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}});
     cases.push_back({attack, "LargeBuckets", {"--buckets=2", "--count=1048576"}});
