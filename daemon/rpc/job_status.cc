@@ -65,6 +65,7 @@ void Fill(const EngineSnapshot& engine, v1::EngineStatus* out) {
   *out->mutable_nodes() = {engine.node_names.begin(), engine.node_names.end()};
   out->set_chunk_bytes(engine.settings.chunk_bytes);
   out->set_wire_type(static_cast<v1::WireType>(engine.settings.wire));
+  out->set_encrypted(engine.encrypted);
   out->set_connected(engine.statistics.has_value());
   if (!engine.statistics.has_value()) return;
   out->set_exchanges(engine.statistics->exchanges);

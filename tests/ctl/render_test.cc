@@ -315,7 +315,7 @@ gamma  digits  -         4-5    GONE     -
 LANE  JOB         SENT  RECEIVED    BUSY  GBIT/S
    0  digits  25.0 MiB  25.0 MiB  210 ms   0.999
    1  digits     512 B       0 B  100 us   0.041
-  digits: between alpha, beta; float32 gradients travel as bfloat16
+  digits: between alpha, beta; float32 gradients travel as bfloat16, in clear text
 
 RANK  JOB     STATE  NODE  PID  INCARNATION  CONNECTED  ARENA  ON GPUS  CLIENT
    0  digits  live   here  812            1  9 s          0 B        -  c++

@@ -61,6 +61,20 @@ TEST(PeerExposureTest, WithTlsNothingIsLeftToWarnOf) {
   EXPECT_EQ(status.warnings_size() + status.notices_size(), 0) << status.DebugString();
 }
 
+TEST(PeerExposureTest, StatusSaysWhetherGradientsAreEncrypted) {
+  const Certificates certificates;
+  for (const bool tls : {false, true}) {
+    const std::vector<std::string> flags = tls ? certificates.Flags() : std::vector<std::string>();
+    const TwoNodes nodes(flags, flags);
+    const auto trainers = nodes.Join();
+    ExpectAll(trainers, "register buckets=2 count=100000");
+    ExpectAll(trainers, "step times=3");
+    ExpectAll(trainers, "broadcast 1000000 3");
+    EXPECT_EQ(nodes.alpha().Status().jobs(0).engine().encrypted(), tls);
+    EXPECT_EQ(nodes.beta().Status().remote_jobs(0).engine().encrypted(), tls);
+  }
+}
+
 TEST(PeerExposureTest, LoopbackAddressNeedsNoWarning) {
   const TestDaemon daemon({"--peer_listen=127.0.0.1:0"});
   const v1::GetStatusResponse status = daemon.Status();

@@ -84,7 +84,8 @@ void AddLanes(const std::string& job, const v1::EngineStatus& engine, TextTable*
   const std::string nodes = absl::StrJoin(engine.nodes(), ", ");
   table->AddNote(engine.connected()
                      ? absl::StrCat("  ", job, ": between ", nodes, "; float32 gradients travel ",
-                                    WireTypeText(engine.wire_type()))
+                                    WireTypeText(engine.wire_type()),
+                                    engine.encrypted() ? ", encrypted" : ", in clear text")
                      : absl::StrCat("  ", job, ": ", nodes, " have not met yet"));
 }
 
