@@ -170,14 +170,14 @@ void AskingService::Register(grpc::ServerBuilder* builder) {
 void AskingService::Start() {
   Parts& p = *parts_;
   grpc::ServerCompletionQueue* const queue = p.dispatcher->queue();
+  // First, because it may fail. One thread: QuestionStream relies on it.
+  p.dispatcher->Start(1);
   p.check.Start(&p.health_service, 0, queue);
   p.watch.Start(&p.health_service, 1, queue);
   p.status.Start(&p.introspection_service, 0, queue);
   p.stats.Start(&p.introspection_service, 1, queue);
   p.timeline.Start(&p.introspection_service, 2, queue);
   p.reflection.Start(&p.reflection_service, 0, queue);
-  // One: QuestionStream relies on it.
-  p.dispatcher->Start(1);
 }
 
 void AskingService::StopServing() { parts_->health.StopServing(); }

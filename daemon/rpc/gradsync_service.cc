@@ -36,8 +36,8 @@ void GradsyncService::Start() {
     service_.RequestSession(call, stream, queue, queue, tag);
   };
   hooks.accepted = [this](SessionStream* stream, const auto& open) { Admit(stream, open); };
+  dispatcher_->Start(kThreads);  // first, because it may fail
   acceptor_.Start(std::move(hooks), dispatcher_->queue());
-  dispatcher_->Start(kThreads);
 }
 
 void GradsyncService::Admit(SessionStream* stream,
