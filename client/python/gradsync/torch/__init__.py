@@ -3,8 +3,8 @@
 `DistributedDataParallel` wraps a module. `Training` lets lost ranks be replaced. `allreduce_hook`
 makes PyTorch's own wrapper average through the daemon.
 `torch.distributed.init_process_group("gradsync")` makes a process group, also without an import of
-this package. Needs PyTorch 2.1 or later. Gradients are in host memory or on a GPU. GPUs are tested
-only against fakes of the driver so far.
+this package. Needs PyTorch 2.1 or later. Gradients are in host memory or on a GPU. Training on a
+GPU has run on one H100; otherwise GPUs are tested against fakes of the driver.
 """
 
 # The check stands before the imports below, which an old PyTorch would fail with other errors.
