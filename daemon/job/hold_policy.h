@@ -2,8 +2,8 @@
 // state of the model for its replacement.
 //
 // Job asks at each event that the policy decides. Another loss policy is a class beside this one,
-// which Job asks at the same events. docs/failures.md, "What hold does in the daemon", lists what
-// else it changes.
+// which Job asks at the same events. docs/failures.md, "Where a new loss policy goes", lists what
+// else changes.
 
 #ifndef DAEMON_JOB_HOLD_POLICY_H_
 #define DAEMON_JOB_HOLD_POLICY_H_
