@@ -25,7 +25,8 @@ struct StepVerdict {
   StepResult result;
 };
 
-// A void step's status is that of the message; it is OK if the daemon does not say why.
+// The status of a void step is the one in the message. If the daemon does not say why the step is
+// void, the status is OK, and the caller sets another one.
 StepVerdict DecodeVerdict(const v1::StepDone& done, std::size_t parameters);
 
 // EndStep.used_map: one bit per parameter; empty when every parameter is used.

@@ -38,8 +38,8 @@ class JobChannel {
                          absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
   absl::Status BeginCollective(absl::string_view description);
   absl::Status QueryCollectives(absl::Duration waited);
-  // Each waits until no operation of this rank runs.
-  // Does nothing if this rank has left already and stays.
+  // Both wait until no operation of this rank runs. SendLeave(false) does nothing if this rank has
+  // left and stays.
   absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
   absl::Status SendFinish() ABSL_LOCKS_EXCLUDED(turn_, mutex_);
   // Waits until every rank has left; then this rank takes part again. Returns the rank that left
@@ -60,8 +60,8 @@ class JobChannel {
  private:
   // LEFT: this rank waits in LeaveAndStay. `what`: what it cannot do.
   absl::Status LeftError(absl::string_view what) const;
-  // Sends this rank's last message, or its last one until every rank has left. `call`: the
-  // trainer's.
+  // Sends Leave or Finish. After it this rank sends nothing more, or, if it stays, nothing until
+  // every rank has left. `call`: the name of the trainer's call, for errors.
   absl::Status Depart(absl::string_view call, v1::SessionRequest request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_) ABSL_LOCKS_EXCLUDED(mutex_);
   struct Chunk {
@@ -84,8 +84,8 @@ class JobChannel {
   absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
                                         std::size_t bytes);
   absl::Status Broken(absl::string_view what) const;
-  // Waits until no transfer of the model's state uses the staging memory, which this operation then
-  // releases.
+  // Takes the staging memory for an operation, once no transfer of the model's state uses it. The
+  // caller gives it back: see StagingTurn.
   absl::Status AcquireStaging(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
   absl::Status Refused(absl::string_view what) const;
 

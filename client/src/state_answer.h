@@ -29,9 +29,9 @@ class StateAnswer {
   bool hashed(const StateImageSource& image) const {
     return digests_.size() == image.items().size();
   }
-  // Hashes at most kPieceBytes more. Not if hashed().
+  // Hashes at most kPieceBytes more. Requires !hashed().
   void HashPiece(const StateImageSource& image);
-  // In the order of the items. Only if hashed().
+  // In the order of the items. Requires hashed().
   void FillDigests(const StateImageSource& image, v1::StateDigests* out) const;
 
   // ---- Chunks

@@ -74,8 +74,8 @@ class StateFetch {
   absl::Status Broken(absl::string_view what) const;
   absl::Status NotFetchedInTime() const;
   absl::Status NotConfirmedInTime(absl::Duration timeout) const;
-  // Calls run one after the other. The one before may last, after Ctrl-C, when its caller has left
-  // it. False: it lasts until `deadline`.
+  // Waits for the call before to end: calls run one after the other. After Ctrl-C a call may still
+  // run although its caller no longer waits for it. False: it still runs at `deadline`.
   bool BeginCall(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndCall() ABSL_LOCKS_EXCLUDED(mutex_);
   // Asks the daemon for the state, unless it was asked.

@@ -75,15 +75,15 @@ class StateReader {
   // later; if the TrainerState itself does not return, after 10 s. With `kSame` the reading goes on
   // while another wait of this rank lasts. Does nothing if Interrupt came after Freeze.
   void Thaw(Pin pin, State state);
-  // Ctrl-C ends the waits that have begun, although they have not returned: as Thaw(kSame) of all.
-  // Also waits for every OwnReading.
+  // Ctrl-C: the trainer no longer waits, although its calls have not returned. Takes all pins back,
+  // as Thaw(kSame) does. Also waits for every OwnReading.
   void Interrupt();
 
-  // For a thread that makes calls of the trainer, which Interrupt may overtake. How often Interrupt
-  // was called.
+  // How often Interrupt() was called.
   std::uint64_t interruptions() const;
-  // The trainer began the next calls of this thread when interruptions() returned `interruptions`.
-  // If Interrupt was called since, they pin nothing: the trainer does not wait for them any more.
+  // For a helper thread that makes calls for the trainer. `interruptions`: what interruptions()
+  // returned when the trainer began its next calls. If Interrupt() was called since, these calls
+  // pin nothing, because the trainer no longer waits for them.
   void CallBegan(std::uint64_t interruptions);
 
   // A call of the trainer reads the state on its own thread.

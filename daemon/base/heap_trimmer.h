@@ -20,9 +20,9 @@ class HeapTrimmer {
   // `executor` outlives it, and runs what is queued before this is destroyed.
   explicit HeapTrimmer(Executor* executor) : executor_(executor) {}
 
-  // Trims if the daemon is not small. Does so every 5 s as long as it helps or memory grows, and
-  // less often, up to every 5 min, when it does not: memory that a burst took goes back about as
-  // long after the burst as it lasted.
+  // Trims, unless the daemon is small: every 5 s while this frees memory or memory grows, otherwise
+  // less and less often, down to every 5 min. After a burst that lasted a minute, its memory goes
+  // back within about a minute.
   void Tick(std::uint64_t now_ns);
 
  private:

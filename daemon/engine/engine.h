@@ -80,8 +80,8 @@ struct EngineStatistics {
 //   DEADLINE_EXCEEDED  ENGINE_TIMEOUT: a node is silent, or data that it has sent does not arrive.
 //                      Field "node": its name, or all candidates, comma-separated.
 //   CANCELLED          ENGINE_CLOSED: this engine was destroyed with exchanges pending
-//   INTERNAL           ENGINE_BROKEN: a fault of this program, or of a node that sends what it
-//   should not
+//   INTERNAL           ENGINE_BROKEN: a node has sent what the engine did not expect, or this
+//                      program has a fault
 class Engine {
  public:
   // Fails pending exchanges and waits for their done() and for running callbacks.

@@ -55,7 +55,8 @@ class PeerWatch {
   // `peers`: by node, as ConnectPeers returns them. `progress`: by lane; must outlive this.
   PeerWatch(Options options, std::vector<PeerStream> peers,
             const std::vector<LaneProgress>* progress);
-  // Unless Say() was called, tells the other nodes that this one has left in order.
+  // Unless Say() was called, tells the other nodes that this one has closed its engine without a
+  // failure.
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;
   PeerWatch& operator=(const PeerWatch&) = delete;
@@ -72,7 +73,7 @@ class PeerWatch {
     std::string received;
     std::string unsent;
     std::uint64_t heard_ns = 0;        // when its last bytes came; 0: none yet
-    bool left = false;                 // in order
+    bool left = false;                 // it has closed its engine without a failure
     std::vector<std::uint64_t> begun;  // by lane
   };
   // What a lane has waited for, and since when.

@@ -11,8 +11,8 @@
 namespace gradsync::daemon {
 namespace {
 
-// A reduce thread tells the ranks itself of a bucket's end, and of a step's, if there are no more
-// buckets times ranks: then it takes less than half a millisecond.
+// Buckets times ranks. Up to this many, the reduce thread itself sends the messages about a bucket
+// or a step that is done, which takes it less than half a millisecond. Beyond, the executor does.
 constexpr std::size_t kToldAtOnce = 4096;
 
 // Each job has its own share of the reduce threads. Any number that is unique among live jobs
