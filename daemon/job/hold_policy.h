@@ -47,8 +47,8 @@ class HoldPolicy {
   // or healing. The last rank to leave broadcasts the state of the model, and the other rank may
   // not have it.
   absl::Status StaysDuringLoss(std::uint32_t staying) const;
-  // ABORTED RANK_LOST if survivors cannot heal a rank, because steps of two layouts run at once: it
-  // has ended one of them and not the other. The state before its first steps is then no rank's.
+  // ABORTED RANK_LOST if a lost rank had ended the running step of one layout and not that of
+  // another. Then no survivor has the state with which its replacement would have to begin.
   absl::Status StepsOverlap() const;
   // ABORTED RANK_LOST if others have waited for a lost rank for as long as they may. Called at each
   // tick.

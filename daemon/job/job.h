@@ -138,8 +138,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                             std::uint64_t bytes);
   absl::Status ChunkRead(RankSession session, std::uint64_t sequence, std::uint64_t chunk);
   absl::Status BeginCollective(RankSession session, absl::string_view description);
-  // The rank has waited so long for a collective that it has begun. If ranks have begun fewer
-  // collectives, tells it which.
+  // The rank has waited this long for a collective that it has begun. Tells it which ranks have
+  // begun fewer collectives, if there are any.
   absl::Status QueryCollectives(RankSession session, absl::Duration waited);
   // ---- The state of the model: see StateHealing.
   // `timeout_ns`: until the rank may mark buckets; 0: no deadline. hold_timeout still ends the

@@ -140,8 +140,8 @@ class StateTransfer {
 // ranks whose state is frozen, and another one if it refuses, is silent or is lost. While no rank
 // is frozen, it takes one that has begun the step: it may wait for a bucket, and answers then. Asks
 // every living rank for its digests once it has begun the step, and admits the replacement when all
-// that were asked agree. It does not wait for a rank that has not begun the step, which may come
-// much later: until then few ranks would have the state.
+// that were asked agree. It does not wait for a rank that has not begun the step: that may take
+// long, and meanwhile another loss could leave no rank with the state.
 //
 // Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps its
 // staging memory mapped. The job lives until no copy is in flight.

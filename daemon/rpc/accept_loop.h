@@ -1,7 +1,8 @@
 // The thread that accepts connections on both sockets, identifies their processes, answers the side
 // socket, sees processes end, and calls the tick.
 //
-// It sleeps in epoll, and ticks only while a session is open, so an idle daemon uses no CPU.
+// It sleeps in epoll. It ticks only while a session is open or the last tick asked for another one,
+// so an idle daemon uses no CPU.
 
 #ifndef DAEMON_RPC_ACCEPT_LOOP_H_
 #define DAEMON_RPC_ACCEPT_LOOP_H_

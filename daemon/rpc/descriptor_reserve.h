@@ -1,5 +1,5 @@
-// Keeps some file descriptors back, so that the daemon can still accept those who ask when all
-// others are in use.
+// Keeps some file descriptors back. When all others are in use, the daemon can still accept the
+// connections of clients that ask for health or status.
 
 #ifndef DAEMON_RPC_DESCRIPTOR_RESERVE_H_
 #define DAEMON_RPC_DESCRIPTOR_RESERVE_H_

@@ -56,7 +56,7 @@ class IntrospectionAnswers {
   // `asker` sees its own jobs; root and the daemon's user see all.
   v1::GetStatusResponse Status(uid_t asker, const v1::GetStatusRequest& request) const;
   v1::GetStatsResponse Stats(uid_t asker, const v1::GetStatsRequest& request) const;
-  // NOT_FOUND: the asker has no such job, or it no such layout.
+  // NOT_FOUND: the asker has no such job, or the job has no such layout.
   absl::StatusOr<v1::GetTimelineResponse> Timeline(uid_t asker,
                                                    const v1::GetTimelineRequest& request) const;
 
