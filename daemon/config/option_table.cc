@@ -149,22 +149,27 @@ OptionEntry Choice(T Options::*member, std::vector<std::pair<std::string, T>> ch
   return entry;
 }
 
-OptionEntry Path(std::string Options::*member, std::string allowed,
-                 std::function<absl::Status(const std::string&)> check, const Text& text) {
-  OptionEntry entry = Entry(text, "PATH", std::move(allowed), Literal::kString);
+OptionEntry String(std::string Options::*member, std::string_view placeholder, std::string allowed,
+                   std::function<absl::Status(const std::string&)> check, const Text& text) {
+  OptionEntry entry = Entry(text, placeholder, std::move(allowed), Literal::kString);
   entry.parse = [member](std::string_view value, Options* options) {
     options->*member = std::string(value);
     return absl::OkStatus();
   };
   entry.check = [member, check = std::move(check)](const Options& options) {
-    const std::string& path = options.*member;
-    if (std::any_of(path.begin(), path.end(), absl::ascii_iscntrl)) {
-      return Invalid(absl::StrCat(Quoted(path), " contains a control character"));
+    const std::string& value = options.*member;
+    if (std::any_of(value.begin(), value.end(), absl::ascii_iscntrl)) {
+      return Invalid(absl::StrCat(Quoted(value), " contains a control character"));
     }
-    return check(path);
+    return check(value);
   };
   entry.format = [member](const Options& options) { return options.*member; };
   return entry;
+}
+
+OptionEntry Path(std::string Options::*member, std::string allowed,
+                 std::function<absl::Status(const std::string&)> check, const Text& text) {
+  return String(member, "PATH", std::move(allowed), std::move(check), text);
 }
 
 absl::Status CheckSocket(const std::string& path) {
@@ -302,8 +307,9 @@ std::vector<OptionEntry> MakeTable() {
              "timelines, jobs, and messages that trainers do not read.",
              "1GiB"}),
 
-      Path(
-          &Options::peer_listen, "host:port, host (port 7417), or empty", CheckPeerListen,
+      String(
+          &Options::peer_listen, "ADDRESS", "host:port, host (port 7417), or empty",
+          CheckPeerListen,
           {"peer_listen", kPeers,
            "Address on which this daemon listens for daemons of other nodes. Jobs that span nodes "
            "need it. Empty: the daemon does not listen. An address that other machines reach needs "
@@ -315,17 +321,18 @@ std::vector<OptionEntry> MakeTable() {
             "Lets peer_listen be an address that other machines reach, without TLS. Then everyone "
             "who reaches the port can join any user's jobs that have no token.",
             "true"}),
-      Path(
-          &Options::peer_coordinators, "hosts, *.domains or networks, by commas; or empty",
-          CheckCoordinators,
+      String(
+          &Options::peer_coordinators, "LIST",
+          "hosts, *.domains or networks, separated by commas; or empty", CheckCoordinators,
           {"peer_coordinators", kPeers,
            "Daemons that may coordinate jobs of this node's trainers: hosts, domains and networks, "
            "each with a port if it is not that of peer_listen. Empty: this daemon connects to any "
            "host and port that a trainer names.",
            "10.0.0.0/8, *.cluster.example"}),
-      Path(&Options::node_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
-           {"node_name", kPeers,
-            "Name of this node in messages and status. Empty: the host's name.", "node7"}),
+      String(&Options::node_name, "NAME", "at most 64 bytes without a comma, or empty",
+             CheckNodeName,
+             {"node_name", kPeers,
+              "Name of this node in messages and status. Empty: the host's name.", "node7"}),
       Path(&Options::peer_tls_certificate, "an absolute path of a file, or empty", CheckLogFile,
            {"peer_tls_certificate", kPeers,
             "PEM file with this daemon's certificate. With it, peer_tls_key and peer_tls_ca, "
@@ -338,11 +345,13 @@ std::vector<OptionEntry> MakeTable() {
            {"peer_tls_ca", kPeers,
             "PEM file with the authority that signed the other nodes' certificates.",
             "/etc/gradsync/ca.crt"}),
-      Path(&Options::peer_tls_name, "at most 64 bytes without a comma, or empty", CheckNodeName,
-           {"peer_tls_name", kPeers,
-            "DNS name that the other nodes' certificates must have. Set it if all nodes share one "
-            "certificate. Empty: each certificate must have its node's address.",
-            "gradsyncd"}),
+      String(
+          &Options::peer_tls_name, "NAME", "at most 64 bytes without a comma, or empty",
+          CheckNodeName,
+          {"peer_tls_name", kPeers,
+           "DNS name that the other nodes' certificates must have. Set it if all nodes share one "
+           "certificate. Empty: each certificate must have its node's address.",
+           "gradsyncd"}),
       Count(&Options::engine_lanes, 1, EngineSettings::kMaxLanes,
             {"engine_lanes", kPeers,
              "Connections between each two nodes of a job. Each has a thread on both nodes. This "

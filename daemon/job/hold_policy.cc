@@ -140,7 +140,8 @@ absl::Status HoldPolicy::LeftEarly(const Clock& clock) const {
         absl::StrCat("rank ", left, " of job '", terms_.job_id, "' left ", DurationText(ago),
                      " ago, and rank ", rank, " has begun ", begun,
                      ". With on_rank_loss=hold this needs every rank. Give every rank the same "
-                     "number of steps, or let a rank that has no more data join."),
+                     "number of steps, or let a rank that has no more data wait for the others "
+                     "(join(), LeaveAndStay)."),
         {{field::kJob, terms_.job_id}, {field::kRank, left}, {field::kOtherRank, rank}});
   }
   return absl::OkStatus();

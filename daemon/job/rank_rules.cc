@@ -148,7 +148,8 @@ absl::Status RankRules::FinishedRankIsNeeded(const Clock& clock) const {
                      " ago: its process came to a good end without leaving the job. Rank ",
                      members_.Name(rank), " has begun ", begun,
                      ", which needs it. Give every rank the same number of steps, or let a rank "
-                     "that has no more data join or, without on_rank_loss=hold, leave."),
+                     "that has no more data wait for the others (join(), LeaveAndStay) or, without "
+                     "on_rank_loss=hold, leave."),
         {{field::kJob, terms_.job_id}, {field::kRank, finished}});
   }
   return absl::OkStatus();

@@ -370,7 +370,8 @@ INSTANTIATE_TEST_SUITE_P(
         FlagFault{"Coordinators",
                   {"--peer_coordinators=node7, 10.0.0.0/33"},
                   "--peer_coordinators: '10.0.0.0/33' is not a host, *.domain or network, with or "
-                  "without a port; allowed: hosts, *.domains or networks, by commas; or empty"}),
+                  "without a port; allowed: hosts, *.domains or networks, separated by commas; or "
+                  "empty"}),
     [](const ::testing::TestParamInfo<FlagFault>& info) { return info.param.name; });
 
 TEST(FlagFaultTest, PeerPortThatOthersReachNeedsTlsOrAWord) {
