@@ -67,7 +67,8 @@ long tables show the rows that need a look first: failed jobs, then those that w
 Jobs:
   JOB          the id that its trainers gave
   USER         the user id that its trainers run as
-  GEN          generation: 1 for a job's first life, 2 after it failed and its ranks joined again
+  GEN          generation: 1 in a job's first life, 2 when it has failed and its ranks have joined
+               again
   STATE        forming: ranks are still joining; running; FAILED: a rank was lost; ended: every
                rank has left. Failed and ended jobs stay listed for a while
   RANKS        live ranks / world size; "+1 left": one more has finished its steps; "+1 held": one
@@ -75,7 +76,7 @@ Jobs:
   MISSING      ranks that have not joined
   WAITING FOR  what the job waits for now; "state of rank 1 from rank 0": rank 1 replaces a lost
                one, and gets the state of the model
-and, for a job on several GPUs, the gate between them that is in force
+  For a job on several GPUs, a line names the gate between them that is in force.
 
 Layouts of jobs that have not ended (a layout is the buckets of one wrapped module):
   BUCKETS      reduced one by one, in this order of index
@@ -97,7 +98,7 @@ layouts, steps and statistics:
   HEARD        when it last answered; NOT YET: it has not answered
 
 Lanes: this node's connections to the other nodes of a job:
-  SENT         payload, without headers; RECEIVED likewise
+  SENT         payload, without headers; RECEIVED: the same, from the other nodes
   BUSY         time with gradients in hand
   GBIT/S       sent while busy, 10^9 bits per second
 
@@ -123,7 +124,7 @@ Ranks (with --job):
   STATE        live; left: it has finished its steps; loading: it replaces a lost session, and does
                not have the state of the model yet; healing: it replaces a lost session, and no
                step of it is complete
-  ARENA        host memory that holds its buckets and broadcasts; ON GPUS likewise
+  ARENA        host memory of its buckets and broadcasts; ON GPUS: its memory there
 
 Examples:
   gradsyncctl status
@@ -136,9 +137,9 @@ Examples:
 constexpr absl::string_view kStats =
     R"(Usage: gradsyncctl stats [--job ID] [--all] [--socket PATH] [--timeout SECONDS] [--json]
 
-What synchronization has cost since each job began. Exit status as of status. Without --all, many
-layouts are shortened to the totals, the layouts with the longest exposed times (p99), and all
-numbers of the first of these.
+What synchronization has cost since each job began. The exit status is that of gradsyncctl status.
+Without --all, many layouts are shortened to the totals, the layouts with the longest exposed times
+(p99), and all numbers of the first of these.
 
 Each layout:
   STEPS     complete: every rank got the average
