@@ -1,5 +1,5 @@
-"""Checks every Markdown page: each relative link leads to a file, and to a heading of it; and no
-line has more than 100 columns.
+"""Checks every Markdown page: each relative link leads to a file, and to a heading of it; each
+`Class::Member` is in the sources; and no line has more than 100 columns.
 
 Tables and code blocks may have longer lines. So may a line of one word, link or command, which
 cannot be wrapped.
@@ -15,6 +15,9 @@ import sys
 COLUMNS = 100
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.*)$", re.MULTILINE)
+# A member of a class of ours: both names begin with a capital letter.
+MEMBER = re.compile(r"`[^`\n]*?\b([A-Z]\w*)::([A-Z]\w*)[^`\n]*`")
+WORD = re.compile(r"\w+")
 BULLET = re.compile(r"^\s*([-*>]|\d+\.)\s+")
 # What stays on one line: a command, a link with what touches it, or a word.
 PIECE = re.compile(r"(?:`[^`]*`|!?\[[^\]]*\]\([^)\s]+\)|\S)+")
@@ -44,14 +47,28 @@ def too_long(line):
     return len(line) > COLUMNS and len(PIECE.findall(BULLET.sub("", line))) > 1
 
 
-def faults(page):
-    """Yields (line, what is wrong)."""
+def words_of_the_sources():
+    """Every word of the C++ and protocol files."""
+    listed = subprocess.run(
+        ["git", "ls-files", "*.h", "*.cc", "*.cu", "*.proto"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [pathlib.Path(name) for name in listed.stdout.splitlines()]
+    return {word for file in files if file.exists() for word in WORD.findall(file.read_text())}
+
+
+def faults(page, words):
+    """Yields (line, what is wrong). `words`: of the sources."""
     in_code = False
     for number, line in enumerate(page.read_text().splitlines(), 1):
         if line.lstrip().startswith("```"):
             in_code = not in_code
         elif not in_code and not line.lstrip().startswith("|") and too_long(line):
             yield number, f"{len(line)} columns; {COLUMNS} allowed"
+        for name in (f"{a}::{b}" for a, b in MEMBER.findall(line) if not {a, b} <= words):
+            yield number, f"{name}: the sources have no such name"
         for link in LINK.findall(line):
             if what := broken_link(page, link):
                 yield number, what
@@ -65,11 +82,12 @@ def main():
         check=True,
     )
     failed = False
+    words = words_of_the_sources()
     for name in listed.stdout.splitlines():
         page = pathlib.Path(name)
         if not page.exists():
             continue
-        for number, what in faults(page):
+        for number, what in faults(page, words):
             print(f"{name}:{number}: {what}")
             failed = True
     return 1 if failed else 0
