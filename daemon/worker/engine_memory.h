@@ -17,8 +17,9 @@ namespace gradsync::daemon {
 
 // Maps a file of Bytes(): a page of statistics, then the memory of each lane (lane_memory.h). Does
 // not own the file. Move-only. The engine process writes the statistics, the daemon reads them.
-// Both write to lanes, the one that a chunk's turn it is (lane_socket.h). The process may be
-// broken, so the daemon believes nothing that it reads here.
+// Both write to the lanes' memory, but never at once: a request of lane_socket.h hands a chunk to
+// the daemon, and the answer hands it back. The process may be broken, so the daemon trusts nothing
+// that it reads here.
 class EngineMemory {
  public:
   static constexpr std::size_t kPageBytes = 4096;

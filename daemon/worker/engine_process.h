@@ -60,7 +60,7 @@ class EngineProcess final : public Engine {
 
  private:
   static constexpr absl::Duration kStartLimit = absl::Seconds(20);
-  // What the process may have told without being heard, while nodes connect.
+  // The most events, and the most unanswered keys, that are kept while the nodes connect.
   static constexpr std::size_t kMaxEvents = 1024;
 
   // An exchange that has not finished.

@@ -478,8 +478,8 @@ class Session {
   //                        job with kHold.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'. LEFT:
   //                        with kHold, this rank has left the job; another run needs another
-  //                        job_id.
-  //                        VERSION: no protocol or shared-memory ABI in common. NODE_MISMATCH.
+  //                        job_id. VERSION: no protocol or shared-memory ABI in common.
+  //                        NODE_MISMATCH: two daemons are configured differently.
   //   UNIMPLEMENTED        LOSS_POLICY: the daemon does not have this on_rank_loss.
   //   RESOURCE_EXHAUSTED   QUOTA. OPEN_FILES. MEMORY.
   //   ABORTED              RANK_LOST, SUPERSEDED: another rank was lost, or began a new generation
@@ -548,11 +548,11 @@ class Session {
   //
   // Meanwhile the other ranks wait in their step. Their state must not change from their first
   // mark of a step (MarkReady, EndStep or FinishStep) until WaitStep has returned the verdict, nor
-  // while Leave or Finish waits. In that time a thread of the library reads it, in this rank's
-  // waits: on every rank to hash it, on one rank also to copy it. The state is
-  // pinned: WaitStep, WaitBucket, AbandonStep, Leave, Finish and the destructors return only when
-  // the reading has stopped, at most 100 ms after their answer. If TrainerState::Read itself is
-  // running, they also wait for its return, 10 s at most.
+  // while Leave or Finish waits. In that time, while this rank waits, a thread of the library reads
+  // it: on every rank to hash it, on one rank also to copy it. WaitStep, WaitBucket, AbandonStep,
+  // Leave, Finish and the destructors return only when the reading has stopped, at most 100 ms
+  // after their answer. If TrainerState::Read itself is running, they also wait for its return, at
+  // most 10 s.
 
   // `source`: null: this rank serves no more. Returns when nothing reads the source before it.
   //   RESOURCE_EXHAUSTED   MEMORY: no thread can be started.
@@ -561,11 +561,11 @@ class Session {
   // The next wait lets it go on. For a trainer that must go on although a wait has not returned, as
   // Python does after Ctrl-C.
   virtual absl::Status PauseState() = 0;
-  // For a program whose helper threads make the trainer's calls, and may make one when the trainer
-  // has left it by PauseState. How often PauseState was called. Never blocks.
+  // How often PauseState was called. Never blocks.
   virtual std::uint64_t StatePauses() const = 0;
-  // The trainer began the next calls of this thread when StatePauses() returned `pauses`. If
-  // PauseState was called since, nothing reads the state because of them.
+  // For a helper thread that makes calls for the trainer. `pauses`: what StatePauses() returned
+  // when the trainer began its next calls. If PauseState was called since, the library does not
+  // read the state during these calls, because the trainer no longer waits for them.
   virtual void CallBegan(std::uint64_t pauses) = 0;
   // In a replacement: the layouts that the job has now; it registers them. Otherwise: none.
   virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;

@@ -491,11 +491,11 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_serve_state(
  * next wait lets it go on. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_pause_state(
     gradsync_session_t* session);
-/* For a program whose helper threads make the trainer's calls, and may make one when the trainer
- * has left it by gradsync_pause_state(). How often that was called. Never blocks. */
+/* How often gradsync_pause_state() was called. Never blocks. */
 GRADSYNC_EXPORT uint64_t gradsync_state_pauses(const gradsync_session_t* session);
-/* The trainer began the next calls of this thread when gradsync_state_pauses() returned `pauses`.
- * If gradsync_pause_state() was called since, nothing reads the state because of them. */
+/* For a helper thread that makes calls for the trainer. `pauses`: what gradsync_state_pauses()
+ * returned when the trainer began its next calls. If gradsync_pause_state() was called since, the
+ * library does not read the state during these calls: the trainer no longer waits for them. */
 GRADSYNC_EXPORT void gradsync_call_began(gradsync_session_t* session, uint64_t pauses);
 
 typedef struct gradsync_current_layouts gradsync_current_layouts_t;
