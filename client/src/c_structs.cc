@@ -5,11 +5,13 @@
 #include <vector>
 
 #include "client/src/error.h"
+#include "gradsync/limits.h"
 
 namespace gradsync::c_api {
 namespace {
 
 static_assert(GRADSYNC_LOWEST_LIVE_RANK == kLowestLiveRank);
+static_assert(kLowestLiveRank == kRootIsLowestLive);
 static_assert(offsetof(gradsync_session_options_t, storage) == sizeof(std::size_t));
 static_assert(offsetof(gradsync_step_result_t, storage) == sizeof(std::size_t));
 

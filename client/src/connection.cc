@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/src/answer_deadline.h"
 #include "client/src/daemon_silence.h"
 #include "client/src/fd_socket.h"
 #include "client/src/fork_guard.h"
@@ -34,8 +35,6 @@ constexpr absl::Duration kRejoinPause = absl::Milliseconds(50);
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(30);
 // The most bytes of a notice; the rest of a longer one is dropped.
 constexpr std::size_t kMaxNoticeBytes = 2047;
-// How long to wait for the reason of an end that another socket has shown already.
-constexpr absl::Duration kReasonOfEnd = absl::Seconds(5);
 
 absl::Status Lost(const SessionOptions& options, absl::string_view what) {
   ErrorFields fields;
@@ -111,11 +110,7 @@ absl::Status Connection::Join(absl::Time deadline) {
   auto descriptors =
       FetchDescriptors(FdSocketPath(options_.socket), staging_nonce_, 1, answer_deadline);
   if (!descriptors.ok()) {
-    // A nonce ends with its session. Then the session's end is the reason, which may arrive later
-    // on the stream.
-    const bool nonce_ended =
-        absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
-    auto end = AwaitEnd(nonce_ended ? kReasonOfEnd : absl::ZeroDuration());
+    auto end = AwaitEnd(PatienceForReason(descriptors.status()));
     return end.ok() ? descriptors.status() : end;
   }
   auto staging = MappedMemory::Map((*descriptors)[0].get(), staging_bytes_, "staging memory");

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/src/answer_deadline.h"
 #include "client/src/connection.h"
 #include "client/src/daemon_silence.h"
 #include "client/src/error.h"
@@ -18,18 +19,6 @@
 #include "proto/gradsync/v1/gradsync.pb.h"
 
 namespace gradsync::client {
-namespace {
-
-// The daemon itself reports which ranks did not come. If it answers nothing until its deadline and
-// this, it does not answer at all.
-constexpr absl::Duration kGrace = absl::Seconds(2);
-
-absl::Time DeadlineOf(absl::Duration timeout) {
-  return absl::Now() + std::max(timeout, absl::ZeroDuration()) + kGrace;
-}
-
-}  // namespace
-
 absl::Status JobChannel::Refused(absl::string_view what) const {
   return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                    absl::StrCat("rank ", connection_.options().rank, ": ", what),
@@ -145,7 +134,7 @@ absl::Status JobChannel::AcquireStaging(absl::Time deadline) {
 
 absl::Status JobChannel::Barrier(absl::Duration timeout) {
   absl::MutexLock turn(&turn_);
-  const absl::Time deadline = DeadlineOf(timeout);
+  const absl::Time deadline = AnswerDeadline(timeout);
   const auto sequence =
       Begin(deadline, [timeout](std::uint64_t number, v1::SessionRequest* request) {
         request->mutable_barrier()->set_sequence(number);
@@ -162,7 +151,7 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
   }
   if (data == nullptr && bytes > 0) return Refused("broadcast of a null pointer");
   absl::MutexLock turn(&turn_);
-  const absl::Time deadline = DeadlineOf(timeout);
+  const absl::Time deadline = AnswerDeadline(timeout);
   if (auto status = AcquireStaging(deadline); !status.ok()) return status;
   const StagingTurn staging_turn(&connection_.staging());
   const auto sequence =
@@ -239,7 +228,7 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   }
   if (data == nullptr && count > 0) return Refused("all-reduce of a null pointer");
   absl::MutexLock turn(&turn_);
-  const absl::Time deadline = DeadlineOf(timeout);
+  const absl::Time deadline = AnswerDeadline(timeout);
   if (auto status = AcquireStaging(deadline); !status.ok()) return status;
   const StagingTurn staging_turn(&staging);
   if (count > 0) std::memcpy(staging.data(), data, count * item);

@@ -7,6 +7,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/src/answer_deadline.h"
 #include "client/src/connection.h"
 #include "client/src/device_layout.h"
 #include "client/src/error.h"
@@ -21,12 +22,6 @@
 
 namespace gradsync::client {
 namespace {
-
-// The daemon itself reports which ranks are missing. If it answers nothing until its deadline and
-// this, it does not answer at all.
-constexpr absl::Duration kGrace = absl::Seconds(2);
-// How long to wait for the reason of an end that another socket has shown already.
-constexpr absl::Duration kReasonOfEnd = absl::Seconds(5);
 
 // What follows the daemon's first answer. `context`: null in host memory.
 absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connection>& connection,
@@ -121,7 +116,7 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
   LayoutRegistration registration;
   const std::uint64_t request_id = connection->Announce(&registration);
   const auto withdraw = absl::MakeCleanup([&] { connection->Withdraw(request_id); });
-  const absl::Time deadline = absl::Now() + std::max(spec.timeout, absl::ZeroDuration()) + kGrace;
+  const absl::Time deadline = AnswerDeadline(spec.timeout);
   v1::SessionRequest request;
   FillRegisterLayout(spec, request.mutable_register_layout());
   request.mutable_register_layout()->set_request_id(request_id);
@@ -166,12 +161,8 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
   auto descriptors = FetchDescriptors(FdSocketPath(connection->options().socket), assigned->nonce(),
                                       count, deadline);
   if (!descriptors.ok()) {
-    // A nonce ends with its session or its agreement. Then that end is the reason, which may arrive
-    // later on the stream.
-    const bool nonce_ended =
-        absl::IsNotFound(descriptors.status()) || absl::IsUnavailable(descriptors.status());
-    const absl::Status failure = registration->AwaitFailure(
-        absl::Now() + (nonce_ended ? kReasonOfEnd : absl::ZeroDuration()));
+    const absl::Status failure =
+        registration->AwaitFailure(absl::Now() + PatienceForReason(descriptors.status()));
     return failure.ok() ? descriptors.status() : failure;
   }
   auto semaphores = MappedMemory::Map(descriptors->back().get(),

@@ -1,6 +1,5 @@
 #include "client/src/state_fetch.h"
 
-#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "client/src/answer_deadline.h"
 #include "client/src/connection.h"
 #include "client/src/daemon_silence.h"
 #include "client/src/error.h"
@@ -21,14 +21,6 @@
 #include "proto/gradsync/v1/gradsync.pb.h"
 
 namespace gradsync::client {
-namespace {
-
-// The daemon itself says that the time is over. If it answers nothing until its deadline and this,
-// it does not answer at all.
-constexpr absl::Duration kGrace = absl::Seconds(2);
-
-}  // namespace
-
 absl::Status StateFetch::OutOfOrder(absl::string_view what) const {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
                    absl::StrCat("rank ", connection_.options().rank, ": ", what),
@@ -85,7 +77,7 @@ absl::Status StateFetch::Ask(absl::Duration timeout) {
   {
     absl::MutexLock lock(&mutex_);
     if (!end_.ok()) return end_;
-    if (!loading_) {
+    if (!loading()) {
       return OutOfOrder(
           "FetchState needs a session that takes the place of a lost one, with "
           "StateSource::kSurvivor, and only once; see is_replacement()");
@@ -93,9 +85,9 @@ absl::Status StateFetch::Ask(absl::Duration timeout) {
     // What was fetched could not be loaded: the daemon begins again.
     if (transfer_.has_value() && transfer_->fetched) {
       transfer_.reset();
-      asked_ = false;
+      phase_ = Phase::kLoading;
     }
-    if (asked_) return absl::OkStatus();
+    if (phase_ == Phase::kAsked) return absl::OkStatus();
   }
   // The daemon writes chunks there.
   if (auto status = connection_.staging().Populate(); !status.ok()) return status;
@@ -103,7 +95,7 @@ absl::Status StateFetch::Ask(absl::Duration timeout) {
   request.mutable_fetch_state()->set_timeout_ms(
       timeout == absl::InfiniteDuration() ? 0 : TimeoutMs(timeout));
   absl::MutexLock lock(&mutex_);
-  asked_ = true;
+  phase_ = Phase::kAsked;
   failed_ = absl::OkStatus();
   connection_.stream().Send(std::move(request));
   return absl::OkStatus();
@@ -130,7 +122,7 @@ absl::StatusOr<StateFetch::Transfer> StateFetch::AwaitChunk(absl::Time deadline)
 }
 
 absl::StatusOr<StateImage> StateFetch::Fetch(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + std::max(timeout, absl::ZeroDuration()) + kGrace;
+  const absl::Time deadline = AnswerDeadline(timeout);
   if (!BeginCall(deadline)) return NotFetchedInTime();
   const absl::Cleanup end_call = [this] { EndCall(); };
   if (auto status = Ask(timeout); !status.ok()) return status;
@@ -202,12 +194,12 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
     absl::MutexLock lock(&mutex_);
     if (!end_.ok()) return end_;
     if (!failed_.ok()) return std::exchange(failed_, absl::OkStatus());
-    if (admitted_) return absl::OkStatus();  // after an earlier call had timed out
-    if (!loading_) {
+    if (phase_ == Phase::kAdmitted) return absl::OkStatus();  // after an earlier call had timed out
+    if (!loading()) {
       return OutOfOrder("ConfirmState follows FetchState, in a session that replaces a lost one");
     }
     if (!transfer_.has_value() || !transfer_->fetched) {
-      if (asked_) return interrupted();
+      if (phase_ == Phase::kAsked) return interrupted();
       return OutOfOrder("ConfirmState follows FetchState");
     }
     number = transfer_->number;
@@ -215,13 +207,13 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
   connection_.state_reader().SendDigests(number);
   absl::MutexLock lock(&mutex_);
   const auto answered = [this, number]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !loading_ || !transfer_.has_value() || transfer_->number != number || !failed_.ok() ||
+    return !loading() || !transfer_.has_value() || transfer_->number != number || !failed_.ok() ||
            !end_.ok();
   };
   DaemonSilence silence(connection_);
   const Awaited awaited =
       AwaitUnlessSilent(&mutex_, absl::Condition(&answered), deadline, &silence);
-  if (!loading_) return absl::OkStatus();
+  if (!loading()) return absl::OkStatus();
   if (!end_.ok()) return end_;
   if (!failed_.ok()) return std::exchange(failed_, absl::OkStatus());
   if (awaited == Awaited::kMet) return interrupted();
@@ -238,12 +230,12 @@ absl::Status StateFetch::Confirm(absl::Duration timeout) {
 
 void StateFetch::OnReplacement() {
   absl::MutexLock lock(&mutex_);
-  loading_ = true;
+  phase_ = Phase::kLoading;
 }
 
 void StateFetch::OnBegin(const v1::StateBegin& begin) {
   absl::MutexLock lock(&mutex_);
-  if (!loading_) return;
+  if (!loading()) return;
   transfer_ = Transfer{begin.transfer(), begin.bytes(), begin.source()};
 }
 
@@ -261,9 +253,7 @@ void StateFetch::OnCancelled(std::uint64_t transfer) {
 void StateFetch::OnAdmitted(std::uint64_t transfer) {
   absl::MutexLock lock(&mutex_);
   if (!transfer_.has_value() || transfer_->number != transfer) return;
-  admitted_ = true;
-  loading_ = false;
-  asked_ = false;
+  phase_ = Phase::kAdmitted;
   transfer_.reset();
 }
 
@@ -271,7 +261,7 @@ void StateFetch::OnFailed(const v1::StateFailed& failed) {
   absl::Status status = StatusFromProto(failed.status());
   absl::MutexLock lock(&mutex_);
   failed_ = status.ok() ? Broken("failed FetchState without a reason") : std::move(status);
-  asked_ = false;
+  if (phase_ == Phase::kAsked) phase_ = Phase::kLoading;
   transfer_.reset();
 }
 

@@ -42,7 +42,10 @@ class StateFetch {
   // The session replaces a lost one whose state comes from a survivor: it may begin no step until
   // StateAdmitted.
   void OnReplacement() ABSL_LOCKS_EXCLUDED(mutex_);
-  bool loading() const { return loading_.load(); }
+  bool loading() const {
+    const Phase phase = phase_.load();
+    return phase == Phase::kLoading || phase == Phase::kAsked;
+  }
 
   // The daemon's messages, on the stream's thread.
   void OnBegin(const v1::StateBegin& begin) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -53,6 +56,12 @@ class StateFetch {
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  enum class Phase {
+    kOrdinary,  // the session replaces no lost one, or begins from a checkpoint
+    kLoading,   // it has no state yet, and the daemon is not asked for it
+    kAsked,     // FetchState is sent, and the daemon has not failed it
+    kAdmitted,  // it has the state, and may begin steps
+  };
   struct Chunk {
     std::uint64_t number;
     std::uint64_t bytes;
@@ -86,13 +95,10 @@ class StateFetch {
   Connection& connection_;
 
   // Written under the lock, and read without it by every call that marks a bucket.
-  std::atomic<bool> loading_{false};
+  std::atomic<Phase> phase_{Phase::kOrdinary};
 
   absl::Mutex mutex_;
   bool in_call_ ABSL_GUARDED_BY(mutex_) = false;
-  // FetchState is sent, and the daemon has neither failed it nor admitted this rank.
-  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
-  bool admitted_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Transfer> transfer_ ABSL_GUARDED_BY(mutex_);
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // of the daemon; until a call returns it
   absl::Status end_ ABSL_GUARDED_BY(mutex_);

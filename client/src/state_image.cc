@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "client/src/error.h"
 #include "client/src/utf8.h"
+#include "gradsync/limits.h"
 
 namespace gradsync::client {
 namespace {

@@ -22,9 +22,6 @@
 
 namespace gradsync::client {
 
-// The most bytes of an item's name.
-inline constexpr std::size_t kMaxStateNameBytes = 1024;
-
 // INVALID_ARGUMENT MALFORMED: names the item whose name is empty, too long, no UTF-8 or not the
 // only one, or whose memory is null.
 absl::Status ValidateItems(absl::Span<const StateItem> items);

@@ -69,15 +69,15 @@ absl::StatusOr<std::string> LocalAddress(const std::string& host, const std::str
   return absl::NotFoundError(absl::StrCat(host, " is no address of this machine"));
 }
 
-absl::StatusOr<std::string> LocalAddressTowards(const std::string& peer) {
-  const absl::StatusOr<SocketAddress> to = ParseAddress(peer, /*port=*/9);
+absl::StatusOr<std::string> LocalAddressTowards(const std::string& remote) {
+  const absl::StatusOr<SocketAddress> to = ParseAddress(remote, /*port=*/9);
   if (!to.ok()) return to.status();
   const UniqueFd probe(socket(to->storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   SocketAddress from;
   from.length = sizeof(from.storage);
   if (!probe.valid() || connect(probe.get(), to->get(), to->length) != 0 ||
       getsockname(probe.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.length) != 0) {
-    return absl::UnavailableError(absl::StrCat("no route to ", peer));
+    return absl::UnavailableError(absl::StrCat("no route to ", remote));
   }
   return Number(from.get(), from.length);
 }

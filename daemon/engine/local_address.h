@@ -25,9 +25,9 @@ struct SocketAddress {
 // INVALID_ARGUMENT if both are empty, NOT_FOUND if this machine has no such address.
 absl::StatusOr<std::string> LocalAddress(const std::string& host, const std::string& interface);
 
-// Returns this machine's numeric address on the route to `peer`, a numeric address. Sends nothing.
-// INVALID_ARGUMENT if `peer` is not a numeric address, UNAVAILABLE without a route.
-absl::StatusOr<std::string> LocalAddressTowards(const std::string& peer);
+// Returns this machine's numeric address on the route to `remote`, a numeric address. Sends
+// nothing. INVALID_ARGUMENT if `remote` is not a numeric address, UNAVAILABLE without a route.
+absl::StatusOr<std::string> LocalAddressTowards(const std::string& remote);
 
 // INVALID_ARGUMENT if `number` is not a numeric address.
 absl::StatusOr<SocketAddress> ParseAddress(const std::string& number, std::uint16_t port);

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -30,7 +31,7 @@ std::string OperationSpec::Describe() const {
     case OperationKind::kBroadcast:
       return absl::StrCat(
           "broadcast of ", bytes, " bytes from ",
-          root == kLowestLiveRank ? "the lowest live rank" : absl::StrCat("rank ", root));
+          root == kRootIsLowestLive ? "the lowest live rank" : absl::StrCat("rank ", root));
     case OperationKind::kAllReduce:
       return absl::StrCat("all-reduce (", ReduceOpName(op), ") of ", count, " ",
                           DataTypeName(dtype));
@@ -142,7 +143,7 @@ void OperationChannel::MaybeRun(DeferredActions* actions) {
   }
   if (spec_.kind == OperationKind::kBroadcast && spec_.bytes > 0) {
     root_ = spec_.root;
-    if (root_ == kLowestLiveRank) {
+    if (root_ == kRootIsLowestLive) {
       root_ = 0;
       while (!ranks_[root_].waiting) ++root_;  // at least one rank waits
     }
@@ -318,7 +319,7 @@ void OperationChannel::RankLeft(DeferredActions* actions) { MaybeRun(actions); }
 
 bool OperationChannel::DoesWithout(std::uint32_t rank, const OperationSpec& spec) const {
   if (spec.kind == OperationKind::kBarrier) return true;
-  return spec.kind == OperationKind::kBroadcast && spec.root != kLowestLiveRank &&
+  return spec.kind == OperationKind::kBroadcast && spec.root != kRootIsLowestLive &&
          spec.root != rank;
 }
 

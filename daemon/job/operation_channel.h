@@ -32,13 +32,11 @@ namespace gradsync::daemon {
 
 enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
 
-// As a root: the lowest rank that takes part. It is chosen when every live rank has joined.
-inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
-
 // An operation's arguments. Every rank must agree on them.
 struct OperationSpec {
   OperationKind kind = OperationKind::kBarrier;
-  std::uint32_t root = 0;                   // broadcast; kLowestLiveRank
+  // Broadcast. kRootIsLowestLive: it is chosen when every live rank has joined.
+  std::uint32_t root = 0;
   std::uint64_t bytes = 0;                  // broadcast
   DataType dtype = DataType::kUnspecified;  // all-reduce
   std::uint64_t count = 0;                  // all-reduce

@@ -4,6 +4,7 @@
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
 #include "proto/gradsync/duration_text.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 
@@ -67,7 +68,7 @@ absl::Status RankRules::CheckOperation(std::uint32_t rank, std::uint64_t sequenc
                                        const OperationSpec& spec) const {
   if (absl::Status status = CheckTakesPart(rank, sequence); !status.ok()) return status;
   if (spec.kind != OperationKind::kBroadcast || spec.root < members_.world_size() ||
-      spec.root == kLowestLiveRank) {
+      spec.root == kRootIsLowestLive) {
     return absl::OkStatus();
   }
   return MakeError(

@@ -23,7 +23,6 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(100);
-constexpr auto kStopPatience = std::chrono::seconds(5);
 
 std::string RandomInstance() {
   std::string instance(kInstanceBytes, '\0');

@@ -37,7 +37,6 @@ constexpr std::size_t kReflectionsPerUser = 4;
 constexpr std::uint64_t kPatienceNs = 10'000'000'000;
 // Time between two requests of a call of reflection.
 constexpr std::uint64_t kReflectionPatienceNs = 60'000'000'000;
-constexpr std::chrono::seconds kStopPatience(5);
 
 }  // namespace
 

@@ -28,7 +28,6 @@ constexpr std::uint64_t kOperationTimeoutMs = 30 * 60 * 1000;
 constexpr std::uint32_t kMaxWorldSize = 1 << 16;
 // Largest arena of one rank, 16 TiB. Keeps all sums of sizes far from overflow.
 constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 44;
-constexpr std::size_t kMaxStateNameBytes = 1024;
 constexpr std::size_t kSha256Bytes = 32;
 
 absl::Status Malformed(absl::string_view what) {

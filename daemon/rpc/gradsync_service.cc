@@ -14,8 +14,6 @@ namespace {
 
 // One thread can take the next message while the other reduces a small bucket.
 constexpr int kThreads = 2;
-// Time that streams have to end in Stop(), after the server has cancelled them.
-constexpr std::chrono::seconds kStopPatience(5);
 
 }  // namespace
 

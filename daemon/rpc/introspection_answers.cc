@@ -11,11 +11,11 @@
 #include "daemon/rpc/cuda_status.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/job_status.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
 
-constexpr std::uint32_t kMaxTimelineSteps = 64;
 // Time that workers have to report their memory.
 constexpr absl::Duration kWorkerPatience = absl::Milliseconds(200);
 

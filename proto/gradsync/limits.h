@@ -33,8 +33,14 @@ inline constexpr std::size_t kMaxReasonBytes = 1024;     // AbandonStep.reason
 inline constexpr std::size_t kMaxCollectiveBytes = 256;  // BeginCollective.description
 inline constexpr std::size_t kMaxDeviceBytes = 64;       // RegisterLayout.device
 inline constexpr std::size_t kMaxNodeNameBytes = 64;     // Hello.node_name
+inline constexpr std::size_t kMaxStateNameBytes = 1024;  // StateDigest.name
 // NCCL's unique id, between daemons: longer than any of NCCL's.
 inline constexpr std::size_t kMaxNcclIdBytes = 1024;
+
+// The root of a broadcast from the lowest rank that has not left.
+inline constexpr std::uint32_t kRootIsLowestLive = 0xFFFFFFFF;
+// The most steps of a timeline, GetTimelineRequest.steps.
+inline constexpr std::uint32_t kMaxTimelineSteps = 64;
 
 }  // namespace gradsync
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/gradsync/limits.h"
 #include "tests/job/job_fixture.h"
 
 namespace gradsync::daemon {
@@ -757,7 +758,7 @@ TEST_F(HoldOperationTest, SumThatNeedsALostRankEndsTheJob) {
 TEST_F(HoldOperationTest, OperationThatNeedsAHeldRankEndsTheJob) {
   broadcast_.root = 1;
   OperationSpec lowest = broadcast_;
-  lowest.root = kLowestLiveRank;
+  lowest.root = kRootIsLowestLive;
   for (const OperationSpec& spec : {sum_, broadcast_, lowest}) {
     SCOPED_TRACE(spec.Describe());
     sinks_.clear();

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/gradsync/limits.h"
 #include "tests/job/job_fixture.h"
 
 namespace gradsync::daemon {
@@ -172,7 +173,7 @@ TEST_F(LeaveTest, ReplacementInProgressFailsAndTheOldLayoutContinues) {
 TEST_F(LeaveTest, LowestLiveRankSkipsRanksThatLeft) {
   OperationSpec spec;
   spec.kind = OperationKind::kBroadcast;
-  spec.root = kLowestLiveRank;
+  spec.root = kRootIsLowestLive;
   spec.bytes = 4;
   char window[3][4] = {"...", "one", "two"};
   const auto operate = [&](std::uint32_t rank, std::uint64_t sequence) {
@@ -207,7 +208,7 @@ TEST_F(LeaveTest, NamedRootAndLowestLiveRankAreAMismatch) {
   spec.kind = OperationKind::kBroadcast;
   spec.bytes = 4;
   ASSERT_TRUE(job_->Operate(Of(0), 1, spec, {}, kForever).ok());
-  spec.root = kLowestLiveRank;
+  spec.root = kRootIsLowestLive;
   ASSERT_TRUE(job_->Operate(Of(1), 1, spec, {}, kForever).ok());
   const absl::Status status = Only<OperationFailedMessage>(0).status;
   EXPECT_EQ(ReasonOf(status), "OPERATION_MISMATCH");

@@ -12,6 +12,7 @@
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/status_mapping.h"
 #include "gtest/gtest.h"
+#include "proto/gradsync/limits.h"
 #include "tests/job/manual_executor.h"
 #include "tests/job/recording_sink.h"
 #include "tests/job/trainer_memory.h"
@@ -132,7 +133,7 @@ TEST_F(ForwardingJobTest, MessagesAreForwardedAsTheyCame) {
   requests[3].mutable_barrier()->set_sequence(1);
   requests[3].mutable_barrier()->set_timeout_ms(1234);
   requests[4].mutable_broadcast()->set_sequence(2);
-  requests[4].mutable_broadcast()->set_root(kLowestLiveRank);
+  requests[4].mutable_broadcast()->set_root(kRootIsLowestLive);
   requests[4].mutable_broadcast()->set_bytes(4096);
   requests[5].mutable_all_reduce()->set_sequence(3);
   requests[5].mutable_all_reduce()->set_dtype(v1::DATA_TYPE_FLOAT16);

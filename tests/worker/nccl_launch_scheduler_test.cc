@@ -82,11 +82,11 @@ TEST(NcclLaunchScheduler, LaunchOfAGivenUpStepIsVoidAtOnce) {
 TEST(NcclLaunchScheduler, LateEndOfAWorkerSparesItsSuccessor) {
   const absl::Status lost = absl::UnavailableError("the worker has ended");
   const auto scheduler = std::make_shared<NcclLaunchScheduler>(CollectiveGate::kNone);
-  const auto worker = std::make_shared<SlowWorker>(), peer = std::make_shared<SlowWorker>();
-  Bucket bucket({worker, peer});
+  const auto worker = std::make_shared<SlowWorker>(), ended = std::make_shared<SlowWorker>();
+  Bucket bucket({worker, ended});
   scheduler->Launch(&bucket.operation);
-  peer->Kill(lost);
-  peer->Answer(lost);
+  ended->Kill(lost);
+  ended->Answer(lost);
   EXPECT_TRUE(worker->HasEnded()) << "it may wait for the lost worker in their all-reduce";
   EXPECT_FALSE(bucket.done) << "it may still use the memory";
 

@@ -1163,7 +1163,7 @@ MUTATIONS = (
     Mutation(
         "a rank that lives fetches the state",
         "client/src/state_fetch.cc",
-        '    if (!loading_) {\n      return OutOfOrder(\n          "FetchState',
+        '    if (!loading()) {\n      return OutOfOrder(\n          "FetchState',
         '    if (false) {\n      return OutOfOrder(\n          "FetchState',
     ),
     Mutation(
@@ -1207,7 +1207,7 @@ MUTATIONS = (
     Mutation(
         "a transfer that has ended is confirmed",
         "client/src/state_fetch.cc",
-        "      if (asked_) return interrupted();\n",
+        "      if (phase_ == Phase::kAsked) return interrupted();\n",
     ),
     Mutation(
         "a chunk out of order is taken",
@@ -1259,13 +1259,14 @@ MUTATIONS = (
     Mutation(
         "another transfer's admission counts",
         "client/src/state_fetch.cc",
-        "  if (!transfer_.has_value() || transfer_->number != transfer) return;\n  admitted_",
-        "  if (transfer == 0) return;\n  admitted_",
+        "  if (!transfer_.has_value() || transfer_->number != transfer) return;\n  phase_",
+        "  if (transfer == 0) return;\n  phase_",
     ),
     Mutation(
         "after a failure the state is not asked for again",
         "client/src/state_fetch.cc",
-        "  asked_ = false;\n  transfer_.reset();\n}\n\nvoid StateFetch::OnSessionEnd",
+        "  if (phase_ == Phase::kAsked) phase_ = Phase::kLoading;\n"
+        "  transfer_.reset();\n}\n\nvoid StateFetch::OnSessionEnd",
         "  transfer_.reset();\n}\n\nvoid StateFetch::OnSessionEnd",
     ),
     Mutation(

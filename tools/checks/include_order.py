@@ -38,6 +38,7 @@ GRPC_ROOMS = (
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 # Matches "class Job;" and "class Job final {" without indentation, as in a namespace.
 CLASS = re.compile(r"^(?:class|struct|enum(?: class| struct)?) (?:[A-Z_]+(?:\(.*?\))? )?(\w+)(.*)")
+FRIEND = re.compile(r"^\s+friend (?:class|struct) (?:\w+::)*(\w+);")
 
 
 def daemon_room(path):
@@ -89,6 +90,9 @@ def fault(path, include):
 def classes(lines):
     """Yields (line number, name, whether it is defined here) for each class of a file."""
     for number, line in enumerate(lines, 1):
+        friend = FRIEND.match(line)
+        if friend:
+            yield number, friend[1], False
         match = CLASS.match(line)
         if match:
             yield number, match[1], not match[2].rstrip().endswith(";") or "{" in match[2]

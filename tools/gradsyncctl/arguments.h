@@ -28,9 +28,6 @@ struct CtlArguments {
   absl::Duration timeout = absl::Seconds(5);
 };
 
-// The most steps that a daemon keeps of a layout.
-inline constexpr std::uint32_t kMaxTimelineSteps = 64;
-
 // `arguments` without the program's name. `socket_variable` is GRADSYNC_SOCKET's value, null if
 // unset. Options may stand before or after the command, as "--option value" or "--option=value".
 // INVALID_ARGUMENT says what is wrong and what would be right.

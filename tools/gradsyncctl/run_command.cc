@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/version.h"
+#include "proto/gradsync/limits.h"
 #include "tools/gradsyncctl/arguments.h"
 #include "tools/gradsyncctl/daemon_connection.h"
 #include "tools/gradsyncctl/doctor/doctor.h"
