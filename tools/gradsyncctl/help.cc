@@ -137,7 +137,7 @@ Examples:
 constexpr absl::string_view kStats =
     R"(Usage: gradsyncctl stats [--job ID] [--all] [--socket PATH] [--timeout SECONDS] [--json]
 
-What synchronization has cost since each job began. The exit status is that of gradsyncctl status.
+What synchronization has cost since each job began. Exit status: the same as of status.
 Without --all, many layouts are shortened to the totals, the layouts with the longest exposed times
 (p99), and all numbers of the first of these.
 
