@@ -329,7 +329,7 @@ void StateReader::Impl::Copy(const Chunk& chunk) {
     if (cancel_.load()) return;
   }
   absl::MutexLock lock(&mutex_);
-  // Of this transfer: it was copied, also if the reading is cancelled just now.
+  // An item of this transfer: it was copied, even if the reading is cancelled just now.
   if (!question_.has_value() || question_->transfer != progress_->transfer || stopped_) return;
   chunk_.reset();
   v1::SessionRequest request;

@@ -20,7 +20,8 @@ struct EngineSettings {
   static constexpr int kMaxLanes = 16;
   static constexpr std::size_t kMinChunkBytes = std::size_t{32} << 10;
   static constexpr std::size_t kMaxChunkBytes = std::size_t{64} << 20;
-  // Of `lanes` times `chunk_bytes`: bounds the memory that another node can make an engine take.
+  // The most bytes of `lanes` times `chunk_bytes`: bounds the memory that another node can make an
+  // engine take.
   static constexpr std::size_t kMaxLaneBytes = std::size_t{64} << 20;
   static constexpr absl::Duration kMinSilence = absl::Milliseconds(100);
   static constexpr absl::Duration kMaxSilence = absl::Hours(24);

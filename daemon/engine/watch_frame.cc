@@ -9,7 +9,7 @@ namespace {
 // (8 bytes each) or the status: its code (4 bytes), reason, node and message (each 4 bytes of
 // length, then the text).
 constexpr std::size_t kHeaderBytes = 8;
-// Of each text of a status.
+// The most bytes of each text of a status.
 constexpr std::size_t kMaxTextBytes = 1024;
 
 void AppendNumber(std::uint64_t number, std::size_t bytes, std::string* out) {

@@ -17,7 +17,8 @@ constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
 // Released layouts whose statistics and steps people may still ask for.
 constexpr std::size_t kReleasedKept = 4;
 constexpr std::uint64_t kReleasedTimelineBytes = std::uint64_t{2} << 20;
-// Of a job that has ended: layouts, the steps of all of them, and ranks that were late.
+// What is kept of a job that has ended: layouts, the steps of all of them, and ranks that were
+// late.
 constexpr std::size_t kRetiredKept = 64;
 constexpr std::uint64_t kRetiredTimelineBytes = std::uint64_t{1} << 20;
 constexpr std::size_t kStragglersKept = 16;

@@ -127,8 +127,8 @@ class LayoutSet {
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
 
  private:
-  // Of the running steps of layouts that `replacement` has not released: all of them pass, and
-  // there is one.
+  // True if there is a running step of a layout that `replacement` has not released, and all such
+  // steps pass.
   bool AllRunningSteps(std::uint32_t replacement,
                        absl::FunctionRef<bool(const LayoutChannel&)> pass) const;
   // An agreement that failed before every rank had asked for it.

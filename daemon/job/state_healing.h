@@ -247,7 +247,7 @@ class StateHealing {
   void AskRanks(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSlowReplacement(std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions);
-  // The replacement is told `why` its request is over. Returns the request after it.
+  // Sends the replacement `why` its request has ended. Returns the request after it.
   std::vector<Request>::iterator Fail(std::vector<Request>::iterator request, absl::Status why,
                                       DeferredActions* actions);
   // Admits the replacement if every rank that was asked has answered and all digests agree; ends

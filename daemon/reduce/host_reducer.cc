@@ -22,7 +22,7 @@ std::size_t BufferBytes(const ReduceOperation& operation) {
 
 // A single buffer that is not scaled does not change (see Combine), but measuring reads it.
 std::size_t TrafficBytes(const ReduceOperation& operation) {
-  // What is measured again takes the slices that it had before.
+  // A second measurement takes the same slices as the first one.
   const std::size_t buffers =
       std::max(operation.host().buffers.size(), operation.host().measured_of);
   if (buffers == 1 && operation.scale == 1.0) {
@@ -203,7 +203,7 @@ void HostReducer::PushLocked(const Queued& queued) {
   std::size_t i = 0;
   while (i < active_ && flows_[i]->id != id) ++i;
   if (i == active_) {
-    // What it has had when it was active last counts, if that is still known.
+    // Work of its last active time counts, if it is still known.
     while (i < flows_.size() && flows_[i]->id != id) ++i;
     if (i == flows_.size()) {
       i = active_;
@@ -217,7 +217,7 @@ void HostReducer::PushLocked(const Queued& queued) {
     User* const user = UserLocked(queued.operation->user);
     if (flow.user != user) flow.served = 0;
     flow.user = user;
-    // Who comes back has no credit for the time of absence.
+    // A user gets no credit for a time without work.
     if (flow.user->active++ == 0) flow.user->served = std::max(flow.user->served, served_);
     flow.served = std::max(flow.served, flow.user->flow_served);
   }

@@ -18,7 +18,7 @@ LogLevel LevelOf(gpr_log_severity severity) {
     case GPR_LOG_SEVERITY_ERROR:
       break;
   }
-  // What clients send is no error of the daemon.
+  // A mistake of a client is no error of the daemon.
   return LogLevel::kWarning;
 }
 

@@ -18,8 +18,8 @@ namespace gradsync::daemon {
 class DescriptorQuota {
  public:
   explicit DescriptorQuota(std::size_t per_user);
-  // Of half the descriptors that the process may have, less those that the daemon needs itself.
-  // So one user leaves others as many, whatever it opens.
+  // Half of what the process may have and the daemon does not need itself. So one user leaves
+  // others as many, whatever it opens.
   static std::size_t PerUserOfProcess();
 
   // Held as long as the descriptors are open. RESOURCE_EXHAUSTED: the user would have too many.

@@ -2,7 +2,7 @@
 // that are registered, replaced and released, losses, replacements and their state. One thread runs
 // everything: messages, reductions, copies and the clock come in the fuzzer's order.
 //
-// Of a rank that breaks the protocol the session ends, as in the daemon. The sanitizers check every
+// The session of a rank that breaks the protocol ends, as in the daemon. The sanitizers check every
 // access to the ranks' memory. At the end nothing refers to any of it.
 
 #include <array>

@@ -31,7 +31,7 @@ struct ModelState {
   std::uint64_t epoch = 0, batch = 0;
 
   static ModelState First() { return {{12345, 6789, 1011}, 0, 0}; }
-  // Of `parameters`.
+  // The hash of `parameters`.
   std::uint64_t Hash() const;
   // Steps that led to this state.
   std::uint64_t StepsDone() const { return epoch * kEpochBatches + batch; }

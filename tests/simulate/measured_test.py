@@ -14,7 +14,7 @@ from simulate.profile import Compute, load
 from simulate.training_run import Setup, run
 
 KIB, MIB = 1 << 10, 1 << 20
-# Of payload in a shaper of namespaces, which counts no preamble and no gap.
+# The share of payload in a shaper of namespaces, which counts no preamble and no gap.
 EFFICIENCY = 1448 / 1514
 
 # Backend, ranks of each node, bytes, microseconds.

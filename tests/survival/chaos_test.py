@@ -13,7 +13,7 @@ import pytest
 
 _TREE = pathlib.Path(__file__).resolve().parents[2]
 _LIMIT_S = 600
-# Of all processes together; importing PyTorch once is part of it.
+# CPU time of all processes together, with one import of PyTorch.
 _CPU_S = 60
 
 

@@ -10,7 +10,7 @@ namespace {
 // Elements. Prime, so that no block, slice or page boundary falls on the same place of the pattern.
 constexpr std::size_t kPeriod = 1021;
 constexpr std::size_t kShiftPerIteration = 17;
-// Of how many periods one is checked in a sample.
+// A sample checks one of this many periods.
 constexpr std::size_t kSamplePeriods = 32;
 
 // 0..3, without visible regularity.

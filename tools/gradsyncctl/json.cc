@@ -8,7 +8,7 @@
 namespace gradsync {
 namespace {
 
-// Of text that may be any bytes; JSON is UTF-8.
+// Makes UTF-8, which JSON is, of text that may be any bytes.
 std::string Dump(const nlohmann::ordered_json& json) {
   return absl::StrCat(json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace),
                       "\n");

@@ -142,7 +142,7 @@ def plan(
     """
     choices = f"{seed} {faults} {ranks} {sorted(phases)} {stops}"
     random_numbers = random.Random(choices)
-    # Of its own: exceptions change how trainers die, but not where.
+    # Numbers of their own: exceptions change how trainers die, but not where.
     of_exceptions = random.Random(f"{choices} exceptions")
     counts = [len(part) for part in _parts(faults)]
     drafts: list[list[_Scene]] = []

@@ -92,7 +92,7 @@ class _Program:
         self._process.wait()
 
 
-# Of memory_attacker: how many connections, layouts and bytes.
+# Arguments of memory_attacker: how many connections, layouts and bytes.
 _MEMORY_ATTACKS = {
     "long_messages": ("messages", "8", str(16 << 20)),
     "unopened_streams": ("streams", "600"),

@@ -23,7 +23,7 @@ _ELEMENTS: dict[DataType, Any] = {
     DataType.INT32: ctypes.c_int32,
     DataType.INT64: ctypes.c_int64,
 }
-# Of GPU memory, which has no integers.
+# The types of buckets in GPU memory, which has no integers.
 _ARRAY_TYPES = {
     DataType.FLOAT32: "<f4",
     DataType.FLOAT64: "<f8",

@@ -30,7 +30,7 @@ def test_every_dtype_is_reduced(daemon, dtype, op, expected):
         result = finish_step(layouts, 1)
         for layout in layouts:
             assert (layout.bucket(0).numpy() == to_dtype(expected, dtype)).all()
-        # Of integers, minimum and maximum nothing is measured.
+        # Integers, minimum and maximum are not measured.
         measured = dtype in FLOATS and op in ("average", "sum")
         assert math.isnan(result.gradient_norm) != measured
 

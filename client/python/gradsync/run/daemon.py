@@ -19,10 +19,10 @@ from gradsync.run.process import Process
 _LONGEST_SOCKET_PATH = 103  # with "-fd" it still fits
 _SOCKET = "gradsyncd.sock"
 _NOTIFY_SOCKET = "notify.sock"
-# No other program uses this prefix, so a launcher may remove what a dead one has left.
+# No other program uses this prefix, so a launcher may remove what one that has ended left.
 _PREFIX = "gradsync-run-"
 _CONNECT_S = 5.0
-# Of systemd's protocol. They are meant for the launcher's own service.
+# systemd's variables. They are meant for the launcher's own service.
 _OTHERS_VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
