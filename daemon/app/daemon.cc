@@ -119,6 +119,11 @@ struct Daemon::Rooms {
                             [](const std::string& job_id, const std::string& text) {
                               LogLimited(LogLevel::kWarning, "ranks wait for others",
                                          {{"job", job_id}, {"waits", text}});
+                            },
+                            [](uid_t uid, const std::string& job_id) {
+                              LogLimited(LogLevel::kWarning,
+                                         "ranks of one job id have different tokens",
+                                         {{"job", job_id}, {"uid", uid}});
                             }},
              given.quota_jobs_per_user),
         sessions(SessionPolicyOf(given), &jobs, &quota, executor.get(), &clock) {

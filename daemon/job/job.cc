@@ -175,6 +175,13 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
   return absl::OkStatus();
 }
 
+bool Job::NoteOtherToken() {
+  MutexLock lock(&mutex_);
+  if (phase_ != Phase::kActive || members_.Formed() || members_.other_token()) return false;
+  members_.NoteOtherToken();
+  return true;
+}
+
 void Job::UseNodeGroup(std::shared_ptr<Reducer> node_group) {
   MutexLock lock(&mutex_);
   if (node_group_ == nullptr) node_group_ = std::move(node_group);
@@ -610,15 +617,6 @@ bool Job::HasEnded() const {
 bool Job::StepRunning() const {
   MutexLock lock(&mutex_);
   return phase_ == Phase::kActive && layouts_.StepRunning();
-}
-
-bool Job::LiveHere(std::uint32_t rank) const {
-  MutexLock lock(&mutex_);
-  if (rank >= world_size_) return false;
-  const Member& member = members_[rank];
-  // A job that has ended keeps the states of its ranks, but not their sessions.
-  return member.sink != nullptr && member.node.empty() &&
-         (TakesPart(member.state) || member.state == RankState::kStayed);
 }
 
 bool Job::Replaceable(std::uint32_t rank) const {

@@ -73,6 +73,9 @@ struct JobEnvironment {
   // Logs a notice that waiting ranks get: "layout 'model' after 5s: rank 1 has not joined the job".
   // May be null. Called without locks of jobs.
   std::function<void(const std::string& job_id, const std::string& text)> log_late;
+  // Logs that a forming job has the user and id of another one, with another token. May be null.
+  // Called without locks.
+  std::function<void(uid_t uid, const std::string& job_id)> log_other_token;
 };
 
 class Job final : public JobPort, public std::enable_shared_from_this<Job> {
@@ -95,6 +98,10 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "");
+
+  // A job of the same user and id has another token. While ranks are still to join, errors and
+  // notices about them say so from now on. True if this is new.
+  bool NoteOtherToken();
 
   // The reducer for operations with ranks on other nodes. The first call counts, later ones do
   // nothing.
@@ -173,8 +180,6 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void Tick();
 
   RankState StateOf(std::uint32_t rank) const;
-  // True if the rank has a live session on this node.
-  bool LiveHere(std::uint32_t rank) const;
   // No session is left, and no reduction touches the memory of one.
   bool Empty() const;
   // Every rank has joined once.

@@ -38,6 +38,18 @@ bool JobTable::IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank) cons
   });
 }
 
+bool JobTable::NoteOtherTokensLocked(const JobKey& key, Job* job) {
+  bool is_new = false;
+  for (auto it = jobs_.lower_bound(JobKey{key.uid, key.job_id, ""}); it != jobs_.end(); ++it) {
+    const auto& [other_key, other] = *it;
+    if (other_key.uid != key.uid || other_key.job_id != key.job_id) break;
+    if (other.get() == job || other->HasEnded() || other->Empty()) continue;
+    is_new = job->NoteOtherToken() || is_new;
+    is_new = other->NoteOtherToken() || is_new;
+  }
+  return is_new;
+}
+
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
@@ -113,6 +125,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
   JobList superseded;
   absl::StatusOr<std::shared_ptr<Job>> job;
   absl::Status joined;
+  bool other_token = false;
   {
     MutexLock lock(&mutex_);
     // Tries again if the job fails between JobForLocked() and Join().
@@ -121,7 +134,13 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
       joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink, node)
                         : job.status();
     } while (job.ok() && !joined.ok() && (*job)->HasEnded());
-    if (joined.ok()) FindFormerLocked(key, rank, &superseded);
+    if (joined.ok()) {
+      FindFormerLocked(key, rank, &superseded);
+      other_token = NoteOtherTokensLocked(key, job->get());
+    }
+  }
+  if (other_token && environment_.log_other_token) {
+    environment_.log_other_token(key.uid, key.job_id);
   }
   for (const auto& old : superseded) {
     old->End(MakeError(

@@ -41,7 +41,9 @@ class JobTable final : public JobFinder {
   // job for good, or has finished, cannot join it again while the table remembers the job: the
   // process is a replacement that comes too late. But a session for a rank that stays supersedes
   // the job. A rank that a full job of the same user and id holds does not begin another job with
-  // another token: its process is a replacement with the wrong token.
+  // another token: its process is a replacement with the wrong token. Otherwise another token is
+  // another job. It does not touch this one, but if ranks of either are still to join, the errors
+  // and notices that name those say so.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
@@ -84,6 +86,9 @@ class JobTable final : public JobFinder {
   // A job of the same user and id, with another token, holds this rank.
   bool IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells this job, and the live ones of the same user and id with other tokens, of each other.
+  // True if that is new to a job that is still forming.
+  bool NoteOtherTokensLocked(const JobKey& key, Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Job::HasCompleted of the job's last generation.
   bool HasCompletedLocked(const JobKey& key, std::uint32_t rank) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

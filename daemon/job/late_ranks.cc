@@ -51,7 +51,9 @@ void TellLateRanks(absl::string_view wait, absl::Duration waited, const LateRank
                    const std::vector<std::uint32_t>& waiting, Membership* members,
                    DeferredActions* actions) {
   if (late.empty()) return;
-  std::string text = absl::StrCat(wait, " after ", DurationText(waited), ": ", late.Text());
+  const std::string hint = members->OtherTokenHint();
+  std::string text = absl::StrCat(wait, " after ", DurationText(waited), ": ", late.Text(),
+                                  hint.empty() ? "" : ".", hint);
   for (const std::uint32_t rank : waiting) {
     members->Send(rank, StillWaitingMessage{text}, actions);
   }

@@ -175,7 +175,8 @@ void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kLayoutTimeout,
                  absl::StrCat("layout '", name(), "' was not agreed in time",
                               list("registered", absent), list("mapped", unmapped),
-                              ". Check that those trainers run and use the same job_id."),
+                              ". Check that those trainers run and use the same job_id.",
+                              members_->OtherTokenHint()),
                  {{field::kJob, terms_.job_id},
                   {field::kRank, !absent.empty()     ? absl::StrCat(absent.front())
                                  : !unmapped.empty() ? absl::StrCat(unmapped.front())

@@ -159,6 +159,15 @@ class Membership {
       return member.state == RankState::kAbsent || TakesPart(member.state);
     });
   }
+  // Another job of the same user and id has another token. It may have the ranks that are absent.
+  void NoteOtherToken() { other_token_ = true; }
+  bool other_token() const { return other_token_; }
+  // What an error or a notice adds about that; empty, or it begins with a space.
+  std::string OtherTokenHint() const {
+    if (!other_token_ || Formed()) return "";
+    return " Ranks with another token have joined a job with the same job_id: set the same "
+           "GRADSYNC_JOB_TOKEN on every rank, or give each run its own job_id.";
+  }
   // Every rank has joined once.
   bool Formed() const {
     return std::none_of(members_.begin(), members_.end(),
@@ -219,6 +228,7 @@ class Membership {
   std::optional<std::uint32_t> finished_;
   std::optional<std::uint32_t> exited_;
   std::vector<std::uint32_t> stayed_;
+  bool other_token_ = false;
   const std::string here_;
 };
 

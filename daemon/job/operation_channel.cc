@@ -376,8 +376,8 @@ void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   }
   const std::vector<std::uint32_t> missing = MissingRanks();
   Fail(
-      [sequence = sequence_, what = spec_.Describe(), missing,
-       job = terms_.job_id](std::uint32_t reader) {
+      [sequence = sequence_, what = spec_.Describe(), missing, job = terms_.job_id,
+       hint = members_->OtherTokenHint()](std::uint32_t reader) {
         const auto name = [reader](std::string* out, std::uint32_t rank) {
           absl::StrAppend(out, rank, rank == reader ? " (this rank)" : "");
         };
@@ -389,7 +389,8 @@ void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
                     ? "its reduction or copy is still running"
                     : absl::StrCat("waited for rank ", absl::StrJoin(missing, ", ", name)),
                 ". It failed on every rank: see where those ranks are, or give it a longer "
-                "timeout."),
+                "timeout.",
+                hint),
             {{field::kJob, job},
              {field::kRank, missing.empty() ? "" : absl::StrCat(missing.front())},
              {field::kChannel, 0}});

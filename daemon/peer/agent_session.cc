@@ -295,7 +295,7 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
                      absl::StrCat("node ", node_name_, " has ", ranks_.size(), " ranks in job '",
                                   key_.job_id, "'"));
   }
-  // Rank 0 may have joined since Hello, with another token.
+  // This daemon may have begun to drain since Hello.
   const auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
   const std::uint64_t incarnation = NextIncarnation();

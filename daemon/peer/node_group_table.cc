@@ -7,11 +7,10 @@
 
 namespace gradsync::daemon {
 
-NodeGroupTable::NodeGroupTable(NodeGroupEnvironment environment, JobTable* jobs)
-    : environment_(std::move(environment)), jobs_(jobs) {}
+NodeGroupTable::NodeGroupTable(NodeGroupEnvironment environment)
+    : environment_(std::move(environment)) {}
 
 absl::StatusOr<std::shared_ptr<NodeGroup>> NodeGroupTable::Find(const JobKey& key) {
-  if (const absl::Status status = CheckToken(key); !status.ok()) return status;
   MutexLock lock(&mutex_);
   if (refusing_) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
@@ -25,41 +24,6 @@ absl::StatusOr<std::shared_ptr<NodeGroup>> NodeGroupTable::Find(const JobKey& ke
 void NodeGroupTable::Refuse() {
   MutexLock lock(&mutex_);
   refusing_ = true;
-}
-
-absl::Status NodeGroupTable::CheckToken(const JobKey& key) const {
-  bool other = false;
-  for (const auto& job : jobs_->Jobs()) {
-    const JobIdentity& identity = job->identity();
-    if (identity.uid != key.uid || identity.job_id != key.job_id || !job->LiveHere(0)) continue;
-    if (identity.token_hash == key.token_hash) return absl::OkStatus();
-    other = true;
-  }
-  if (!other) return absl::OkStatus();
-  return MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
-                   absl::StrCat("job '", key.job_id, "' runs on node ", environment_.node_name,
-                                " with another token: set the same GRADSYNC_JOB_TOKEN on every "
-                                "node"),
-                   {{field::kJob, key.job_id}, {field::kNode, environment_.node_name}});
-}
-
-void NodeGroupTable::CheckTokens(NodeGroup* node_group) const {
-  for (const auto& job : node_group->Jobs()) {
-    if (job->Formed() || job->Empty() || job->LiveHere(0)) continue;
-    for (const auto& other : jobs_->Jobs()) {
-      const JobIdentity& identity = other->identity();
-      if (identity.uid != node_group->key().uid || identity.job_id != node_group->key().job_id ||
-          identity.token_hash == node_group->key().token_hash || !other->LiveHere(0)) {
-        continue;
-      }
-      job->End(MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
-                         absl::StrCat("rank 0 of job '", identity.job_id, "' came to node ",
-                                      environment_.node_name,
-                                      " with another token: set the same "
-                                      "GRADSYNC_JOB_TOKEN on every node"),
-                         {{field::kJob, identity.job_id}, {field::kNode, environment_.node_name}}));
-    }
-  }
 }
 
 bool NodeGroupTable::DropUnused() {
@@ -82,10 +46,7 @@ bool NodeGroupTable::DropUnused() {
 }
 
 void NodeGroupTable::Tick() {
-  for (const auto& node_group : All()) {
-    CheckTokens(node_group.get());
-    node_group->Tick();
-  }
+  for (const auto& node_group : All()) node_group->Tick();
 }
 
 void NodeGroupTable::Shutdown() {

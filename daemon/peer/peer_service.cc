@@ -56,7 +56,7 @@ class PeerService::Impl {
           spec.keys = keys;
           return make(spec);
         }),
-        node_groups_(GroupEnvironment(), environment.jobs),
+        node_groups_(GroupEnvironment()),
         links_(LinkOptions(credentials, coordinators)),
         ticker_(kTick, [this] { return Tick(); }) {
     NoteExposure();

@@ -87,6 +87,9 @@ class JobTableTest : public testing::Test {
     environment.clock = &clock_;
     environment.reducer = &reducer_;
     environment.executor = &executor_;
+    environment.log_other_token = [this](uid_t uid, const std::string& job_id) {
+      logged_.push_back(absl::StrCat(uid, "/", job_id));
+    };
     return environment;
   }
 
@@ -96,6 +99,7 @@ class JobTableTest : public testing::Test {
   JobTable table_;
   TrainerMemory memory_{4096, 1};
   std::uint64_t incarnation_ = 0;
+  std::vector<std::string> logged_;  // about other tokens
 };
 
 TEST_F(JobTableTest, RanksWithTheSameKeyJoinTheSameJob) {
@@ -117,6 +121,40 @@ TEST_F(JobTableTest, DifferentUserNameOrTokenMeansADifferentJob) {
   }
   EXPECT_EQ(table_.Jobs().size(), 4u);
   EXPECT_FALSE(mine.Ended());
+}
+
+// What happens with a rank that has a wrong token: it waits, and hears why.
+TEST_F(JobTableTest, TimeOutNamesTheJobOfTheSameIdWithAnotherToken) {
+  const auto timed_out = [this](const Session& session, std::uint32_t rank) {
+    LayoutRequest request;
+    request.spec.name = "model";
+    request.spec.explicit_buckets = {{DataType::kFloat32, 4}};
+    request.deadline_ns = clock_.NowNs();
+    EXPECT_TRUE((*session.job)->RegisterLayout(session.Of(rank), request).ok());
+    const std::vector<LayoutFailedMessage> before = session.sink->Of<LayoutFailedMessage>();
+    table_.Tick();
+    const std::vector<LayoutFailedMessage> after = session.sink->Of<LayoutFailedMessage>();
+    EXPECT_EQ(after.size(), before.size() + 1);
+    return after.empty() ? absl::OkStatus() : after.back().status;
+  };
+  constexpr char kHint[] = "Ranks with another token have joined a job with the same job_id";
+  const Session right = Join(0, 2, Key(1000, "run", "right"));
+  EXPECT_FALSE(absl::StrContains(timed_out(right, 0).message(), kHint)) << "no other job yet";
+  EXPECT_TRUE(Join(0, 2, Key(1000, "other", "wrong")).job.ok());
+  EXPECT_TRUE(Join(0, 2, Key(1001, "run", "wrong")).job.ok());
+  EXPECT_FALSE(absl::StrContains(timed_out(right, 0).message(), kHint)) << "no stranger counts";
+  EXPECT_TRUE(logged_.empty());
+
+  const Session wrong = Join(1, 2, Key(1000, "run", "wrong"));
+  EXPECT_EQ(logged_, std::vector<std::string>{"1000/run"});
+  for (const auto& [session, rank] : {std::make_pair(right, 0u), std::make_pair(wrong, 1u)}) {
+    ExpectSaid(timed_out(session, rank), absl::StatusCode::kDeadlineExceeded, "LAYOUT_TIMEOUT",
+               {kHint, "GRADSYNC_JOB_TOKEN"});
+  }
+  const Session last = Join(1, 2, Key(1000, "run", "right"));
+  EXPECT_TRUE((*right.job)->Formed());
+  EXPECT_EQ(logged_.size(), 1u) << "it is said once";
+  EXPECT_FALSE(right.Ended() || wrong.Ended() || last.Ended());
 }
 
 TEST_F(JobTableTest, OccupiedRankIsRefusedWhileTheJobForms) {
