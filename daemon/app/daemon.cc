@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <systemd/sd-daemon.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +20,7 @@
 #include "daemon/base/fair_executor.h"
 #include "daemon/base/heap_trimmer.h"
 #include "daemon/base/logging.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/version.h"
 #include "daemon/config/option_table.h"
 #include "daemon/job/job_table.h"
@@ -29,6 +31,7 @@
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/grpc_log.h"
 #include "daemon/rpc/user_servers.h"
+#include "daemon/session/pod_place.h"
 #include "daemon/session/session_table.h"
 #include "daemon/worker/gpu_reducer.h"
 #include "daemon/worker/mps_control.h"
@@ -66,6 +69,12 @@ void RaiseDescriptorLimit() {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// The pod of this daemon; none if it is in no pod, or cannot tell.
+PodId OwnPod() {
+  const auto cgroups = ReadCgroups(getpid());
+  return cgroups.ok() ? PodPlaceIn(*cgroups).pod : PodId();
 }
 
 // Logs the GPUs and libraries that a worker has found.
@@ -220,6 +229,8 @@ void Daemon::Rooms::MakeServers() {
   context.gpu_quota = &gpu_quota;
   context.control_quota = &control_quota;
   context.gate = FindOption("gate")->format(options);
+  context.pod = OwnPod();
+  context.pod_root_sees_all = options.pod_root_sees_all;
   context.clock = &clock;
   context.started_ns = clock.NowNs();
   context.version = std::string(kVersion);
@@ -238,8 +249,8 @@ void Daemon::Rooms::MakeServers() {
 
 absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   AcceptLoop::Hooks hooks;
-  hooks.connected = [this](UniqueFd connection, uid_t uid) {
-    return servers->Connect(std::move(connection), uid);
+  hooks.connected = [this](UniqueFd connection, const Tenant& user) {
+    return servers->Connect(std::move(connection), user);
   };
   hooks.tick = [this] {
     sessions.Tick();

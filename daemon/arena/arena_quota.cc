@@ -12,27 +12,28 @@ namespace gradsync::daemon {
 
 ArenaQuota::~ArenaQuota() { assert(held_.empty()); }
 
-absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(uid_t uid, std::uint64_t bytes) {
-  if (absl::Status taken = Take(uid, bytes); !taken.ok()) return taken;
-  return Reservation(this, uid, bytes);
+absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(const Tenant& user,
+                                                            std::uint64_t bytes) {
+  if (absl::Status taken = Take(user, bytes); !taken.ok()) return taken;
+  return Reservation(this, user, bytes);
 }
 
-absl::Status ArenaQuota::Take(uid_t uid, std::uint64_t bytes) {
+absl::Status ArenaQuota::Take(const Tenant& user, std::uint64_t bytes) {
   MutexLock lock(&mutex_);
-  const auto found = held_.find(uid);
+  const auto found = held_.find(user);
   const std::uint64_t held = found == held_.end() ? 0 : found->second;
   // held <= the quota, so the subtraction cannot wrap, whatever `bytes` is.
   if (bytes > bytes_per_user_ - held) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("user ", uid, " asks for ", bytes, " bytes of ", what_, " and holds ", held,
-                     " of a quota of ", bytes_per_user_, " (", option_, ")"));
+        absl::StrCat("user ", user.Text(), " asks for ", bytes, " bytes of ", what_, " and holds ",
+                     held, " of a quota of ", bytes_per_user_, " (", option_, ")"));
   }
-  if (bytes > 0) held_[uid] = held + bytes;
+  if (bytes > 0) held_[user] = held + bytes;
   return absl::OkStatus();
 }
 
-std::vector<std::pair<uid_t, std::uint64_t>> ArenaQuota::Users() const {
+std::vector<std::pair<Tenant, std::uint64_t>> ArenaQuota::Users() const {
   MutexLock lock(&mutex_);
   return {held_.begin(), held_.end()};
 }
@@ -40,19 +41,19 @@ std::vector<std::pair<uid_t, std::uint64_t>> ArenaQuota::Users() const {
 std::uint64_t ArenaQuota::total_bytes() const {
   MutexLock lock(&mutex_);
   std::uint64_t total = 0;
-  for (const auto& [uid, bytes] : held_) total += bytes;
+  for (const auto& [user, bytes] : held_) total += bytes;
   return total;
 }
 
-std::uint64_t ArenaQuota::bytes_of(uid_t uid) const {
+std::uint64_t ArenaQuota::bytes_of(const Tenant& user) const {
   MutexLock lock(&mutex_);
-  const auto found = held_.find(uid);
+  const auto found = held_.find(user);
   return found == held_.end() ? 0 : found->second;
 }
 
-void ArenaQuota::Release(uid_t uid, std::uint64_t bytes) {
+void ArenaQuota::Release(const Tenant& user, std::uint64_t bytes) {
   MutexLock lock(&mutex_);
-  const auto found = held_.find(uid);
+  const auto found = held_.find(user);
   assert(found != held_.end() && found->second >= bytes);
   found->second -= bytes;
   if (found->second == 0) held_.erase(found);
@@ -60,14 +61,14 @@ void ArenaQuota::Release(uid_t uid, std::uint64_t bytes) {
 
 ArenaQuota::Reservation::Reservation(Reservation&& other) noexcept
     : quota_(std::exchange(other.quota_, nullptr)),
-      uid_(other.uid_),
+      user_(other.user_),
       bytes_(std::exchange(other.bytes_, 0)) {}
 
 ArenaQuota::Reservation& ArenaQuota::Reservation::operator=(Reservation&& other) noexcept {
   if (this == &other) return *this;
   Release();
   quota_ = std::exchange(other.quota_, nullptr);
-  uid_ = other.uid_;
+  user_ = other.user_;
   bytes_ = std::exchange(other.bytes_, 0);
   return *this;
 }
@@ -77,9 +78,9 @@ ArenaQuota::Reservation::~Reservation() { Release(); }
 absl::Status ArenaQuota::Reservation::Resize(std::uint64_t bytes) {
   if (quota_ == nullptr) return absl::OkStatus();
   if (bytes > bytes_) {
-    if (absl::Status taken = quota_->Take(uid_, bytes - bytes_); !taken.ok()) return taken;
+    if (absl::Status taken = quota_->Take(user_, bytes - bytes_); !taken.ok()) return taken;
   } else if (bytes < bytes_) {
-    quota_->Release(uid_, bytes_ - bytes);
+    quota_->Release(user_, bytes_ - bytes);
   }
   bytes_ = bytes;
   return absl::OkStatus();
@@ -88,11 +89,11 @@ absl::Status ArenaQuota::Reservation::Resize(std::uint64_t bytes) {
 ArenaQuota::Reservation ArenaQuota::Reservation::Split(std::uint64_t bytes) {
   const std::uint64_t moved = std::min(bytes, bytes_);
   bytes_ -= moved;
-  return Reservation(quota_, uid_, moved);
+  return Reservation(quota_, user_, moved);
 }
 
 void ArenaQuota::Reservation::Release() {
-  if (quota_ != nullptr && bytes_ > 0) quota_->Release(uid_, bytes_);
+  if (quota_ != nullptr && bytes_ > 0) quota_->Release(user_, bytes_);
   quota_ = nullptr;
   bytes_ = 0;
 }

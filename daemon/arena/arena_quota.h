@@ -4,8 +4,6 @@
 #ifndef DAEMON_ARENA_ARENA_QUOTA_H_
 #define DAEMON_ARENA_ARENA_QUOTA_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -15,10 +13,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
-// Counts bytes per uid and refuses reservations beyond the quota. Thread-safe. Outlives its
+// Counts bytes per tenant and refuses reservations beyond the quota. Thread-safe. Outlives its
 // reservations.
 class ArenaQuota {
  public:
@@ -40,12 +39,12 @@ class ArenaQuota {
 
    private:
     friend class ArenaQuota;
-    Reservation(ArenaQuota* quota, uid_t uid, std::uint64_t bytes)
-        : quota_(quota), uid_(uid), bytes_(bytes) {}
+    Reservation(ArenaQuota* quota, const Tenant& user, std::uint64_t bytes)
+        : quota_(quota), user_(user), bytes_(bytes) {}
     void Release();
 
     ArenaQuota* quota_ = nullptr;  // null: holds nothing
-    uid_t uid_ = 0;
+    Tenant user_;
     std::uint64_t bytes_ = 0;
   };
 
@@ -59,39 +58,39 @@ class ArenaQuota {
   ArenaQuota(const ArenaQuota&) = delete;
   ArenaQuota& operator=(const ArenaQuota&) = delete;
 
-  // RESOURCE_EXHAUSTED if `uid` would then hold more than its quota. The error names the requested
+  // RESOURCE_EXHAUSTED if `user` would then hold more than its quota. The error names the requested
   // bytes, the held bytes, the quota and its config key. On error nothing changes.
-  absl::StatusOr<Reservation> Reserve(uid_t uid, std::uint64_t bytes);
+  absl::StatusOr<Reservation> Reserve(const Tenant& user, std::uint64_t bytes);
 
   std::uint64_t bytes_per_user() const { return bytes_per_user_; }
-  // What each user holds, of those that hold something; by uid.
-  std::vector<std::pair<uid_t, std::uint64_t>> Users() const;
+  // What each user holds, of those that hold something; in order.
+  std::vector<std::pair<Tenant, std::uint64_t>> Users() const;
   // Bytes that all users hold together.
   std::uint64_t total_bytes() const;
   // Bytes that one user holds.
-  std::uint64_t bytes_of(uid_t uid) const;
+  std::uint64_t bytes_of(const Tenant& user) const;
 
  private:
   // Counts `bytes` more for the user, or says why not.
-  absl::Status Take(uid_t uid, std::uint64_t bytes);
-  void Release(uid_t uid, std::uint64_t bytes);
+  absl::Status Take(const Tenant& user, std::uint64_t bytes);
+  void Release(const Tenant& user, std::uint64_t bytes);
 
   const std::uint64_t bytes_per_user_;
   const absl::string_view option_;
   const absl::string_view what_;
   mutable Mutex mutex_;
-  std::map<uid_t, std::uint64_t> held_ ABSL_GUARDED_BY(mutex_);  // only users that hold something
+  std::map<Tenant, std::uint64_t> held_ ABSL_GUARDED_BY(mutex_);  // only users that hold something
 };
 
 // Whom to charge for memory. A value.
 struct MemoryAccount {
   ArenaQuota* quota = nullptr;  // null: nothing is charged
-  uid_t uid = 0;
+  Tenant user;
 
   // As ArenaQuota::Reserve().
   absl::StatusOr<ArenaQuota::Reservation> Reserve(std::uint64_t bytes) const {
     if (quota == nullptr) return ArenaQuota::Reservation();
-    return quota->Reserve(uid, bytes);
+    return quota->Reserve(user, bytes);
   }
 };
 

@@ -17,7 +17,7 @@ FairExecutor::~FairExecutor() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void FairExecutor::Run(uid_t user, std::function<void()> work) {
+void FairExecutor::Run(const Tenant& user, std::function<void()> work) {
   {
     MutexLock lock(&mutex_);
     const auto [queue, is_new] = users_.try_emplace(user);
@@ -34,7 +34,7 @@ void FairExecutor::Loop() {
   for (;;) {
     while (turns_.empty() && !(stopping_ && users_.empty())) changed_.Wait(&mutex_);
     if (turns_.empty()) break;
-    const uid_t user = turns_.front();
+    const Tenant user = turns_.front();
     turns_.pop_front();
     Queue& queue = users_[user];
     std::function<void()> work = std::move(queue.front());

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
 
 namespace gradsync::daemon {
@@ -27,7 +28,7 @@ class FairExecutor final : public UserExecutor {
   FairExecutor& operator=(const FairExecutor&) = delete;
   ~FairExecutor() override;
 
-  void Run(uid_t user, std::function<void()> work) override;
+  void Run(const Tenant& user, std::function<void()> work) override;
 
  private:
   using Queue = std::deque<std::function<void()>>;
@@ -36,9 +37,9 @@ class FairExecutor final : public UserExecutor {
   Mutex mutex_;
   CondVar changed_;
   // The users that have work, with what is not running yet.
-  std::map<uid_t, Queue> users_ ABSL_GUARDED_BY(mutex_);
+  std::map<Tenant, Queue> users_ ABSL_GUARDED_BY(mutex_);
   // Those of them whose work waits and none runs; the first one is next.
-  std::deque<uid_t> turns_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Tenant> turns_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // Last, so that the other members exist when they start.
   std::vector<std::thread> threads_;

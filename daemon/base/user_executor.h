@@ -4,9 +4,9 @@
 #ifndef DAEMON_BASE_USER_EXECUTOR_H_
 #define DAEMON_BASE_USER_EXECUTOR_H_
 
-#include <sys/types.h>
-
 #include <functional>
+
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
@@ -15,7 +15,7 @@ class UserExecutor {
  public:
   virtual ~UserExecutor() = default;
   // Runs `work` later, never within this call. A user's work runs in the order of the calls.
-  virtual void Run(uid_t user, std::function<void()> work) = 0;
+  virtual void Run(const Tenant& user, std::function<void()> work) = 0;
 };
 
 }  // namespace gradsync::daemon

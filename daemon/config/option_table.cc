@@ -254,6 +254,11 @@ std::vector<OptionEntry> MakeTable() {
             "Serve user id 65534. All users of a foreign user namespace appear under this id and "
             "cannot be distinguished, so set require_token too.",
             "true"}),
+      Bool(&Options::pod_root_sees_all,
+           {"pod_root_sees_all", kIdentity,
+            "Show root in any pod of Kubernetes every job and user of the node. Otherwise it sees "
+            "those of its own pod. root on the node sees all, and so does the daemon's own user.",
+            "true"}),
 
       Count(&Options::reduce_threads, 0, 256,
             {"reduce_threads", kReduction,
@@ -284,7 +289,10 @@ std::vector<OptionEntry> MakeTable() {
             "10s"}),
 
       Count(&Options::quota_sessions_per_user, 1, 65536,
-            {"quota_sessions_per_user", kQuotas, "Trainers (ranks) of one user at a time.", "64"}),
+            {"quota_sessions_per_user", kQuotas,
+             "Trainers (ranks) of one user at a time. In Kubernetes a user has the quotas in each "
+             "pod.",
+             "64"}),
       Count(&Options::quota_jobs_per_user, 1, 65536,
             {"quota_jobs_per_user", kQuotas, "Jobs of one user at a time.", "8"}),
       Bytes(&Options::quota_arena_bytes_per_user, kMiB, 64 * kTiB, 1,

@@ -39,6 +39,9 @@ struct Options {
   // Serve user id 65534. All users of a foreign user namespace appear under this id and cannot be
   // distinguished.
   bool allow_overflow_uid = false;
+  // Show root in any pod of Kubernetes every job and user of the node. Off by default: a pod's root
+  // is nobody on the node.
+  bool pod_root_sees_all = false;
 
   // ---- Reduction ----
   // Threads that add gradients. 0: min(4, max(1, cpus/8)), because the trainers need the cores.
@@ -58,7 +61,7 @@ struct Options {
   // that Kubernetes waits.
   absl::Duration drain_timeout = absl::Seconds(25);
 
-  // ---- Quotas of a user (uid), a session or a layout ----
+  // ---- Quotas of a user (uid and pod), a session or a layout ----
   // Enough for 16 jobs of 16 local ranks.
   std::uint32_t quota_sessions_per_user = 256;
   std::uint32_t quota_jobs_per_user = 64;

@@ -38,7 +38,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
       if (!job_->healing_.idle()) job_->UpdateHealing(&actions_);
     }
     Reducer* const node_group = job_->node_group_.get();  // set once
-    const uid_t user = job_->identity_.uid;
+    const Tenant user = job_->identity_.payer();
     job_->mutex_.Unlock();
     // Wakes the waiters first: the reductions could take their cores.
     if (flush_later_) {
@@ -104,10 +104,10 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
       world_size_(world_size),
       environment_(environment),
       terms_{identity_.job_id,
-             identity_.uid,
+             identity_.payer(),
              FlowOf(this),
              options,
-             {environment.memory, identity_.uid}},
+             {environment.memory, identity_.payer()}},
       members_(world_size, environment.node_name),
       layouts_(
           terms_, &members_, environment.max_buckets_per_layout,
@@ -161,14 +161,14 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
 
 absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                        std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
-                       const std::string& node) {
+                       const std::string& node, PodId pod) {
   MutexLock lock(&mutex_);
   const absl::Status refusal =
       rules_.CheckJoin(rank, world_size, options, node, phase_ == Phase::kActive);
   if (!refusal.ok()) return refusal;
   const bool comes_back = members_[rank].state == RankState::kHeld;
   members_.Join(rank, incarnation, std::move(sink), node,
-                /*loads=*/terms_.options.HealsFromSurvivors());
+                /*loads=*/terms_.options.HealsFromSurvivors(), pod);
   if (comes_back && !members_.AnyIsMissing()) {
     layouts_.ResumeDeadlines(environment_.clock->NowNs());
   }
@@ -510,7 +510,7 @@ void Job::Retire() {
     layouts_.Retire(&actions);
   }
   if (actions.releases.empty()) return;
-  environment_.executor->Run(identity_.uid, [released = std::move(actions.releases)] {});
+  environment_.executor->Run(identity_.payer(), [released = std::move(actions.releases)] {});
 }
 
 void Job::StopIf(const absl::Status& why, DeferredActions* actions) {
@@ -642,6 +642,15 @@ RankState Job::StateOf(RankSession session) const {
   MutexLock lock(&mutex_);
   const Member& member = members_[session.rank];
   return member.incarnation == session.incarnation ? member.state : RankState::kLost;
+}
+
+bool Job::HasRankIn(const PodId& pod) const {
+  MutexLock lock(&mutex_);
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    const Member& member = members_[rank];
+    if (member.state != RankState::kAbsent && member.pod == pod) return true;
+  }
+  return false;
 }
 
 RankState Job::StateOf(std::uint32_t rank) const {

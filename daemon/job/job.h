@@ -34,6 +34,7 @@
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/job/collective_order.h"
 #include "daemon/job/deferred_actions.h"
@@ -59,6 +60,10 @@ struct JobIdentity {
   std::string job_id;
   std::string token_hash;  // SHA-256, empty without a token
   std::uint64_t generation = 1;
+  PodId pod;  // of the rank that began the job; none also if that rank is on another node
+
+  // Who is charged for what the job keeps, and has its share of the threads.
+  Tenant payer() const { return Tenant(uid, pod); }
 };
 
 // The objects that a job uses. All outlive it.
@@ -91,13 +96,14 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   const std::string& job_id() const override { return identity_.job_id; }
   std::uint32_t world_size() const { return world_size_; }
 
-  // Puts a session, on this node or on `node`, into its rank. FAILED_PRECONDITION JOB_MISMATCH:
+  // Puts a session, on this node or on `node`, into its rank. `pod`: of its process, on this node.
+  // FAILED_PRECONDITION JOB_MISMATCH:
   // another world size or options. ALREADY_EXISTS: the rank has or had a session and is not held,
   // or the job has ended; the caller begins a new generation if it may. UNIMPLEMENTED LOSS_POLICY:
   // the policy is `hold`, and `node` is another node.
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
-                    const std::string& node = "");
+                    const std::string& node = "", PodId pod = {});
 
   // A job of the same user and id has another token. While ranks are still to join, errors and
   // notices about them say so from now on. True if this is new.
@@ -180,6 +186,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void Tick();
 
   RankState StateOf(std::uint32_t rank) const;
+  // Some rank runs, or ran, in this pod; or in none that this node knows, if it is none.
+  bool HasRankIn(const PodId& pod) const;
   // No session is left, and no reduction touches the memory of one.
   bool Empty() const;
   // Every rank has joined once.

@@ -12,6 +12,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/job_key.h"
 #include "daemon/job/job_options.h"
 #include "daemon/job/layout_agreement.h"
@@ -101,6 +102,7 @@ class JobPort {
 // A rank that wants to join.
 struct JoinRequest {
   JobKey key;
+  PodId pod;  // of its process; none: in no pod
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   JobOptions options;

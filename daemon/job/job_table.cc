@@ -31,10 +31,12 @@ bool JobTable::HasCompletedLocked(const JobKey& key, std::uint32_t rank) const {
   return last != nullptr && last->HasCompleted(rank);
 }
 
-bool JobTable::IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank) const {
+bool JobTable::IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank,
+                                     const PodId& pod) const {
   return std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& entry) {
     const JobKey& other = entry.first;
-    return other.uid == key.uid && other.job_id == key.job_id && entry.second->IsHeld(rank);
+    return other.uid == key.uid && other.job_id == key.job_id &&
+           entry.second->identity().pod == pod && entry.second->IsHeld(rank);
   });
 }
 
@@ -53,7 +55,7 @@ bool JobTable::NoteOtherTokensLocked(const JobKey& key, Job* job) {
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
-                                                            JobList* superseded) {
+                                                            const PodId& pod, JobList* superseded) {
   if (options.Holds() && HasCompletedLocked(key, rank)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
                      absl::StrCat("rank ", rank, " of job '", key.job_id,
@@ -79,7 +81,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     if (!goes_on) superseded->push_back(current);
     former_.push_back(current);
     jobs_.erase(found);
-  } else if (options.Holds() && IsHeldElsewhereLocked(key, rank)) {
+  } else if (options.Holds() && IsHeldElsewhereLocked(key, rank, pod)) {
     // A job of its own would wait for the other ranks in vain.
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
                      absl::StrCat("rank ", rank, " of job '", key.job_id,
@@ -94,19 +96,20 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     }
   }
   RetireEmptyLocked();  // until then they count, and the user is charged for what they keep
+  const JobIdentity identity{key.uid, key.job_id, key.token_hash, generation, pod};
+  const Tenant user = identity.payer();
   std::size_t of_user = 0;
-  for (const auto& entry : jobs_) of_user += entry.first.uid == key.uid ? 1 : 0;
+  for (const auto& entry : jobs_) of_user += entry.second->identity().payer() == user ? 1 : 0;
   if (of_user >= quota_jobs_per_user_) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("user ", key.uid, " has ", of_user,
+        absl::StrCat("user ", user.Text(), " has ", of_user,
                      " jobs, as many as quota_jobs_per_user allows: end one, or raise the quota"),
         {{field::kJob, key.job_id}});
   }
-  auto charge = ChargeLocked(key.uid, Job::BytesFor(world_size));
+  auto charge = ChargeLocked(user, Job::BytesFor(world_size));
   if (!charge.ok()) return charge.status();
-  auto job = std::make_shared<Job>(JobIdentity{key.uid, key.job_id, key.token_hash, generation},
-                                   world_size, options, environment_, *std::move(charge));
+  auto job = std::make_shared<Job>(identity, world_size, options, environment_, *std::move(charge));
   jobs_[key] = job;
   return job;
 }
@@ -119,9 +122,12 @@ void JobTable::FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* 
   }
 }
 
-absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
-    const JobKey& key, std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
-    std::uint64_t incarnation, std::shared_ptr<SessionSink> sink, const std::string& node) {
+absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint32_t rank,
+                                                    std::uint32_t world_size,
+                                                    const JobOptions& options,
+                                                    std::uint64_t incarnation,
+                                                    std::shared_ptr<SessionSink> sink,
+                                                    const std::string& node, PodId pod) {
   JobList superseded;
   absl::StatusOr<std::shared_ptr<Job>> job;
   absl::Status joined;
@@ -130,8 +136,8 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
     MutexLock lock(&mutex_);
     // Tries again if the job fails between JobForLocked() and Join().
     do {
-      job = JobForLocked(key, rank, world_size, options, &superseded);
-      joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink, node)
+      job = JobForLocked(key, rank, world_size, options, pod, &superseded);
+      joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink, node, pod)
                         : job.status();
     } while (job.ok() && !joined.ok() && (*job)->HasEnded());
     if (joined.ok()) {
@@ -156,24 +162,25 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
 void JobTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
                     std::function<void(absl::StatusOr<Joined>)> joined) {
   auto job = Join(request.key, request.rank, request.world_size, request.options,
-                  request.incarnation, std::move(sink));
+                  request.incarnation, std::move(sink), /*node=*/"", request.pod);
   if (!job.ok()) return joined(job.status());
   const std::uint64_t generation = (*job)->identity().generation;
   joined(Joined{*std::move(job), generation});
 }
 
-absl::StatusOr<ArenaQuota::Reservation> JobTable::ChargeLocked(uid_t uid, std::uint64_t bytes) {
-  const MemoryAccount account{environment_.memory, uid};
+absl::StatusOr<ArenaQuota::Reservation> JobTable::ChargeLocked(const Tenant& user,
+                                                               std::uint64_t bytes) {
+  const MemoryAccount account{environment_.memory, user};
   auto charge = account.Reserve(bytes);
-  while (!charge.ok() && DropRetiredLocked(uid, /*keep=*/0)) charge = account.Reserve(bytes);
+  while (!charge.ok() && DropRetiredLocked(user, /*keep=*/0)) charge = account.Reserve(bytes);
   return charge;
 }
 
-bool JobTable::DropRetiredLocked(uid_t uid, std::size_t keep) {
+bool JobTable::DropRetiredLocked(const Tenant& user, std::size_t keep) {
   auto oldest = retired_.end();
   std::size_t of_user = 0;
   for (auto it = retired_.begin(); it != retired_.end(); ++it) {
-    if ((*it)->identity().uid != uid) continue;
+    if ((*it)->identity().payer() != user) continue;
     oldest = it;  // the newest are first
     ++of_user;
   }
@@ -184,10 +191,10 @@ bool JobTable::DropRetiredLocked(uid_t uid, std::size_t keep) {
 
 void JobTable::RetireLocked(std::shared_ptr<Job> job) {
   jobs_failed_ += job->HasEnded() ? 1 : 0;
-  const uid_t uid = job->identity().uid;
+  const Tenant user = job->identity().payer();
   job->Retire();
   retired_.push_front(std::move(job));
-  DropRetiredLocked(uid, kRetiredPerUser);
+  DropRetiredLocked(user, kRetiredPerUser);
   if (retired_.size() > kRetired) retired_.pop_back();
 }
 

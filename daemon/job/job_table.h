@@ -9,8 +9,6 @@
 #ifndef DAEMON_JOB_JOB_TABLE_H_
 #define DAEMON_JOB_JOB_TABLE_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -21,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/job.h"
 #include "daemon/job/job_port.h"
 
@@ -41,9 +40,10 @@ class JobTable final : public JobFinder {
   // job for good, or has finished, cannot join it again while the table remembers the job: the
   // process is a replacement that comes too late. But a session for a rank that stays supersedes
   // the job. A rank that a full job of the same user and id holds does not begin another job with
-  // another token: its process is a replacement with the wrong token. Otherwise another token is
-  // another job. It does not touch this one, but if ranks of either are still to join, the errors
-  // and notices that name those say so.
+  // another token in the same pod: its process is a replacement with the wrong token. Otherwise
+  // another token is another job. It does not touch this one, but if ranks of either are still to
+  // join, the errors and notices that name those say so. `pod` is that of the rank's process, on
+  // this node.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
@@ -54,7 +54,7 @@ class JobTable final : public JobFinder {
                                             std::uint32_t world_size, const JobOptions& options,
                                             std::uint64_t incarnation,
                                             std::shared_ptr<SessionSink> sink,
-                                            const std::string& node = "");
+                                            const std::string& node = "", PodId pod = {});
 
   // The same. Ignores the request's coordinator.
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
@@ -81,10 +81,11 @@ class JobTable final : public JobFinder {
   // replaces.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
-                                                    const JobOptions& options, JobList* superseded)
+                                                    const JobOptions& options, const PodId& pod,
+                                                    JobList* superseded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A job of the same user and id, with another token, holds this rank.
-  bool IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank) const
+  // A job of the same user and id, begun in the same pod with another token, holds this rank.
+  bool IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank, const PodId& pod) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Tells this job, and the live ones of the same user and id with other tokens, of each other.
   // True if that is new to a job that is still forming.
@@ -97,10 +98,11 @@ class JobTable final : public JobFinder {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::shared_ptr<Job>> Live() const;
   // Charges the user for a job. Forgets retired jobs of the user if there is no room otherwise.
-  absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(uid_t uid, std::uint64_t bytes)
+  absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(const Tenant& user, std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the oldest retired job of the user. False if there are not more than `keep`.
-  bool DropRetiredLocked(uid_t uid, std::size_t keep) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool DropRetiredLocked(const Tenant& user, std::size_t keep)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Retires the jobs that all ranks have left.
   void RetireEmptyLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

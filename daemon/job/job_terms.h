@@ -7,6 +7,7 @@
 #include <string>
 
 #include "daemon/arena/arena_quota.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/job_options.h"
 
 namespace gradsync::daemon {
@@ -15,7 +16,7 @@ namespace gradsync::daemon {
 struct JobTerms {
   std::string job_id;
   // The job's share of the reduce threads (ReduceOperation).
-  std::uint32_t user = 0;
+  Tenant user;
   std::uint64_t flow = 0;
   JobOptions options;
   MemoryAccount account;  // is charged for what the job keeps

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/deferred_actions.h"
 #include "daemon/job/rank_session.h"
 #include "daemon/job/session_message.h"
@@ -55,6 +56,7 @@ struct Member {
   std::uint64_t left_ns = 0;          // kExited, kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
   bool stepped = false;               // its session has contributed to a complete step
+  PodId pod;                          // of its process; none: in no pod, or on another node
 };
 
 // The state of each rank, and its session:
@@ -81,10 +83,10 @@ class Membership {
   // ---- Transitions. The caller checks that the rank's state allows them.
   // `loads`: a session that comes after a loss gets the state of the model from another rank.
   void Join(std::uint32_t rank, std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
-            std::string node, bool loads = false) {
+            std::string node, bool loads = false, PodId pod = {}) {
     const RankState back = loads ? RankState::kLoading : RankState::kHealing;
     const RankState state = members_[rank].state == RankState::kHeld ? back : RankState::kLive;
-    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false};
+    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false, pod};
   }
   // The rank's session has the state of the model.
   void Admit(std::uint32_t rank) { members_[rank].state = RankState::kHealing; }

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
@@ -30,7 +31,7 @@ bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned);
 // `executor` outlives it. Lock order: AgentLayouts::mutex_, then the executor's queue only.
 class AgentLayouts {
  public:
-  AgentLayouts(uid_t user, std::uint32_t rank, UserExecutor* executor)
+  AgentLayouts(const Tenant& user, std::uint32_t rank, UserExecutor* executor)
       : user_(user), rank_(rank), executor_(executor) {}
 
   // ---- The life of a layout
@@ -101,7 +102,7 @@ class AgentLayouts {
   void EraseLocked(Layouts::iterator layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WrongLaunch(absl::string_view what) const;
 
-  const uid_t user_;
+  const Tenant user_;
   const std::uint32_t rank_;
   UserExecutor* const executor_;
 

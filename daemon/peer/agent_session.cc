@@ -305,7 +305,7 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
   if (!job.ok()) return job.status();
   const AgentRank::Place place{decoded->rank, request.incarnation(), incarnation,
                                context_.limits.staging_bytes};
-  const MemoryAccount account{context_.memory, key_.uid};
+  const MemoryAccount account{context_.memory, Tenant(key_.uid)};
   AgentRank& rank =
       ranks_.try_emplace(request.incarnation(), place, *job, this, account).first->second;
   node_group_->AddRank(*job, decoded->rank,

@@ -16,6 +16,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/agent_engine.h"
@@ -31,6 +32,7 @@ namespace gradsync::daemon {
 
 struct LinkContext {
   std::shared_ptr<void> counted;  // counts the link in a StreamCount
+  Tenant payer;                   // of the rank that has it made: the job counts as this user's
   std::string instance;
   std::string node_name;
   // Where this node's engines listen; empty: the address that the coordinator sees.
@@ -58,6 +60,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
                                                  JobKey key);
   // For Create().
   CoordinatorLink(const LinkContext& context, std::string address, JobKey key);
+
+  const Tenant& payer() const { return context_.payer; }
 
   // Connects. Everything that follows happens on the threads of the queue.
   void Dial(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue* queue);

@@ -42,6 +42,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
                                ": its peer_coordinators do not list that host and port"),
                   {{field::kJob, request.key.job_id}, {field::kAddress, text}}));
   }
+  const Tenant user(request.key.uid, request.pod);
   for (;;) {
     std::shared_ptr<CoordinatorLink> link;
     bool here = IsOwn(*address);
@@ -50,12 +51,13 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
     {
       MutexLock lock(&mutex_);
       here = here || selves_.count(text) > 0;
-      if (!here && links_.count({text, request.key}) == 0) crowd = CrowdLocked(request.key.uid);
+      if (!here && links_.count({text, request.key}) == 0) crowd = CrowdLocked(user);
       if (!here && crowd.empty()) {
         auto& slot = links_[{text, request.key}];
         if (slot == nullptr || slot->ended()) {
           LinkContext context = options_.link;
           context.counted = streams_.Add();
+          context.payer = user;
           slot = CoordinatorLink::Create(context, text, request.key);
           dial = true;
         }
@@ -68,7 +70,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
       if (std::any_of(crowd.begin(), crowd.end(), drop)) continue;
       return joined(MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
-          absl::StrCat("user ", request.key.uid, " has ", options_.quota_jobs_per_user,
+          absl::StrCat("user ", user.Text(), " has ", options_.quota_jobs_per_user,
                        " jobs here that other nodes coordinate, as many as quota_jobs_per_user "
                        "allows"),
           {{field::kJob, request.key.job_id}}));
@@ -85,10 +87,10 @@ bool CoordinatorLinkTable::IsOwn(const PeerAddress& address) const {
          (address.port == options_.own.port && NamesThisHost(address.host));
 }
 
-CoordinatorLinkTable::Links CoordinatorLinkTable::CrowdLocked(std::uint32_t uid) {
+CoordinatorLinkTable::Links CoordinatorLinkTable::CrowdLocked(const Tenant& user) {
   Links crowd;
   for (const auto& [key, link] : links_) {
-    if (key.second.uid == uid && !link->ended()) crowd.push_back(link);
+    if (link->payer() == user && !link->ended()) crowd.push_back(link);
   }
   if (crowd.size() < options_.quota_jobs_per_user) crowd.clear();
   return crowd;

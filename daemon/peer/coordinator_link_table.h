@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/peer/coordinator_list.h"
@@ -76,7 +77,7 @@ class CoordinatorLinkTable {
   // True if the address is known to name this daemon. Does not dial it.
   bool IsOwn(const PeerAddress& address) const;
   // The user's links if they use up the quota; otherwise none.
-  Links CrowdLocked(std::uint32_t uid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Links CrowdLocked(const Tenant& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Links All();
 
   const Options options_;

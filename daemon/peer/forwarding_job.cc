@@ -14,7 +14,7 @@ ForwardingJob::ForwardingJob(const JoinRequest& request, Context context,
                              std::function<void(absl::StatusOr<Joined>)> joined)
     : request_(request),
       context_(std::move(context)),
-      layouts_(request.key.uid, request.rank, context_.executor),
+      layouts_(Tenant(request.key.uid, request.pod), request.rank, context_.executor),
       sink_(std::move(sink)),
       joined_(std::move(joined)) {}
 

@@ -183,7 +183,7 @@ void HostReducer::Run() {
   }
 }
 
-HostReducer::User* HostReducer::UserLocked(std::uint32_t id) {
+HostReducer::User* HostReducer::UserLocked(const Tenant& id) {
   for (std::size_t i = 0; i < users_.size(); ++i) {
     if (users_[i]->id == id) return users_[i].get();
   }

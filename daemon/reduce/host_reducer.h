@@ -69,7 +69,7 @@ class HostReducer final : public Reducer {
   };
   // What a user has had of the reduce threads, in bytes. Only differences between users count.
   struct User {
-    std::uint32_t id = 0;
+    Tenant id;
     std::uint64_t served = 0;
     std::uint64_t flow_served = 0;  // of the flow whose slice began last
     std::size_t active = 0;         // flows
@@ -98,7 +98,7 @@ class HostReducer final : public Reducer {
   static void RunSlice(const Slice& slice);
   static void RunInline(ReduceOperation* operation);
   void Run();
-  User* UserLocked(std::uint32_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  User* UserLocked(const Tenant& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PushLocked(const Queued& queued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Requires active_ > 0.
   Slice NextSliceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

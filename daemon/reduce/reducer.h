@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "daemon/arena/device_arena.h"
+#include "daemon/base/tenant.h"
 #include "daemon/reduce/gradient_stats.h"
 #include "proto/gradsync/data_type.h"
 #include "proto/gradsync/nccl_settings.h"
@@ -98,7 +99,7 @@ struct ReduceOperation {
 
   // Reduce threads are shared fairly between users, and between the flows of a user. A flow is a
   // job.
-  std::uint32_t user = 0;
+  Tenant user;
   std::uint64_t flow = 0;
   bool measure = false;  // gather `stats` on the way; false if IsOrderFree(op, dtype)
 

@@ -220,23 +220,24 @@ bool AcceptLoop::AcceptConnection() {
   bool scarce = false;
   UniqueFd accepted = AcceptGrpc(&scarce);
   if (!accepted.valid()) return false;
-  // The cheapest question comes first: a user who connects without end must not fill the queue of
-  // connections.
   const auto user = UserOf(accepted.get());
   if (!user.ok()) return true;
-  const bool full = connections_->IsFull(*user);
-  if (full || !HasDescriptors(&scarce) ||
-      (scarce && connections_->Count(*user) >= kScarcePerUser)) {
+  absl::StatusOr<ClientProcess> caller = absl::ResourceExhaustedError("");
+  if (HasDescriptors(&scarce)) {
+    caller = ClientOf(accepted.get());
+    if (!caller.ok()) return true;
+  }
+  const bool full = caller.ok() && connections_->IsFull(caller->tenant());
+  if (!caller.ok() || full || (scarce && connections_->Count(caller->tenant()) >= kScarcePerUser)) {
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", *user},
                 {"why", full ? "the user has as many connections, or descriptors, as a user may"
                              : "the daemon has few descriptors left (LimitNOFILE=)"}});
     accepted.reset();
+    caller = absl::CancelledError("");  // closes its descriptor
     if (scarce) reserve_.Refill();
     return true;
   }
-  const auto caller = ClientOf(accepted.get());
-  if (!caller.ok()) return true;
   auto admitted = connections_->Admit(accepted, *caller);
   if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
@@ -257,7 +258,7 @@ bool AcceptLoop::AcceptConnection() {
     process.caller = *caller;
     Watch(caller->pidfd->get(), EPOLLIN, std::move(process));
   }
-  if (absl::Status given = hooks_.connected(std::move(admitted->for_grpc), caller->uid);
+  if (absl::Status given = hooks_.connected(std::move(admitted->for_grpc), caller->tenant());
       !given.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", caller->uid}, {"pid", caller->pid}, {"why", given.message()}});
@@ -306,7 +307,7 @@ void AcceptLoop::AcceptFd() {
   const auto caller = ClientOf(accepted.get());
   if (!caller.ok()) return;
   const auto of_user = std::count_if(watched_.begin(), watched_.end(), [&](const auto& entry) {
-    return entry.second.kind == Kind::kFdClient && entry.second.caller.uid == caller->uid;
+    return entry.second.kind == Kind::kFdClient && entry.second.caller.tenant() == caller->tenant();
   });
   if (fd_clients_ >= kFdClients || of_user >= kFdClientsPerUser) {
     LogLimited(LogLevel::kWarning, "side socket: too many clients", {{"uid", caller->uid}});

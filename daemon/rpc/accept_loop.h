@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/descriptor_reserve.h"
@@ -32,7 +33,7 @@ class AcceptLoop {
   struct Hooks {
     // Gives a connection of a user to gRPC, which owns the descriptor from then on. Not OK: it is
     // closed.
-    std::function<absl::Status(UniqueFd connection, uid_t uid)> connected;
+    std::function<absl::Status(UniqueFd connection, const Tenant& user)> connected;
     // Called every kTickMs while a session is open, or while it returns true.
     std::function<bool()> tick;
     // Called every `watchdog_period`, unless that is zero.

@@ -63,13 +63,14 @@ struct AskingService::Parts {
 
   // Answers on the executor's threads: `answer` locks jobs, and may wait for workers.
   template <class In, class Out>
-  QuestionMethod<In, Out> Later(const std::string& name,
-                                std::function<absl::StatusOr<Out>(uid_t, const In&)> answer) {
+  QuestionMethod<In, Out> Later(
+      const std::string& name,
+      std::function<absl::StatusOr<Out>(const ClientProcess&, const In&)> answer) {
     return Method<In, Out>(kIntrospection, name,
                            [this, answer = std::move(answer)](
                                const auto& stream, const ClientProcess& asker, const In& request) {
-                             executor->Run(asker.uid, [stream, answer, user = asker.uid, request] {
-                               absl::StatusOr<Out> out = answer(user, request);
+                             executor->Run(asker.tenant(), [stream, answer, asker, request] {
+                               absl::StatusOr<Out> out = answer(asker, request);
                                if (out.ok()) {
                                  stream->AnswerLast(*std::move(out));
                                } else {
@@ -133,18 +134,18 @@ struct AskingService::Parts {
   QuestionDesk<HealthCheckRequest, HealthCheckResponse> watch{Watch(), &streams};
   QuestionDesk<v1::GetStatusRequest, v1::GetStatusResponse> status{
       Later<v1::GetStatusRequest, v1::GetStatusResponse>(
-          "GetStatus",
-          [this](uid_t user, const auto& request) { return answers.Status(user, request); }),
+          "GetStatus", [this](const ClientProcess& asker,
+                              const auto& request) { return answers.Status(asker, request); }),
       &streams};
   QuestionDesk<v1::GetStatsRequest, v1::GetStatsResponse> stats{
       Later<v1::GetStatsRequest, v1::GetStatsResponse>(
-          "GetStats",
-          [this](uid_t user, const auto& request) { return answers.Stats(user, request); }),
+          "GetStats", [this](const ClientProcess& asker,
+                             const auto& request) { return answers.Stats(asker, request); }),
       &streams};
   QuestionDesk<v1::GetTimelineRequest, v1::GetTimelineResponse> timeline{
       Later<v1::GetTimelineRequest, v1::GetTimelineResponse>(
-          "GetTimeline",
-          [this](uid_t user, const auto& request) { return answers.Timeline(user, request); }),
+          "GetTimeline", [this](const ClientProcess& asker,
+                                const auto& request) { return answers.Timeline(asker, request); }),
       &streams};
   QuestionDesk<ServerReflectionRequest, ServerReflectionResponse> reflection{Reflection(),
                                                                              &streams};

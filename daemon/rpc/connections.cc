@@ -31,14 +31,15 @@ Connections::Connections(DescriptorQuota* quota)
 
 absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepted,
                                                          const ClientProcess& process) {
+  const Tenant tenant = process.tenant();
   MutexLock lock(&mutex_);
-  const auto user = per_user_.find(process.uid);
+  const auto user = per_user_.find(tenant);
   if (user != per_user_.end() && user->second >= kPerUser) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("user ", process.uid, " has ", user->second,
+        absl::StrCat("user ", tenant.Text(), " has ", user->second,
                      " connections, as many as it may; close some"));
   }
-  auto descriptors = quota_->Take(process.uid, kDescriptors);
+  auto descriptors = quota_->Take(tenant, kDescriptors);
   if (!descriptors.ok()) return descriptors.status();
   if (next_number_ >= limit_) next_number_ = std::min(kFirstNumber, limit_ / 2);
   int number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, next_number_);
@@ -46,13 +47,13 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   if (number < 0) return absl::ErrnoToStatus(errno, "a connection's descriptor");
   next_number_ = number + 1;
   if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
-  ++per_user_[process.uid];
+  ++per_user_[tenant];
   by_number_[number] = Entry{++last_id_, process, *std::move(descriptors)};
   return Admitted{UniqueFd(number), last_id_};
 }
 
 void Connections::EraseLocked(std::map<int, Entry>::iterator entry) {
-  const auto user = per_user_.find(entry->second.process.uid);
+  const auto user = per_user_.find(entry->second.process.tenant());
   if (--user->second == 0) per_user_.erase(user);
   by_number_.erase(entry);
 }
@@ -67,11 +68,11 @@ void Connections::Remove(std::uint64_t id) {
   }
 }
 
-bool Connections::IsFull(uid_t user) const {
+bool Connections::IsFull(const Tenant& user) const {
   return Count(user) >= kPerUser || quota_->Of(user) + kDescriptors > quota_->per_user();
 }
 
-std::size_t Connections::Count(uid_t user) const {
+std::size_t Connections::Count(const Tenant& user) const {
   MutexLock lock(&mutex_);
   const auto found = per_user_.find(user);
   return found == per_user_.end() ? 0 : found->second;

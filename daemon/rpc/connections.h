@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/session/client_process.h"
 #include "daemon/session/descriptor_quota.h"
@@ -42,9 +43,9 @@ class Connections {
   absl::StatusOr<Admitted> Admit(const UniqueFd& accepted, const ClientProcess& process);
   void Remove(std::uint64_t id);
   // True if the user may have no more connections.
-  bool IsFull(uid_t user) const;
+  bool IsFull(const Tenant& user) const;
   // The open connections of a user.
-  std::size_t Count(uid_t user) const;
+  std::size_t Count(const Tenant& user) const;
   // Finds the process of a call. `caller` is ServerContext::peer(). Empty if the connection has
   // ended.
   std::optional<ClientProcess> Find(const std::string& caller) const;
@@ -61,7 +62,7 @@ class Connections {
 
   mutable Mutex mutex_;
   std::map<int, Entry> by_number_ ABSL_GUARDED_BY(mutex_);
-  std::map<uid_t, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
+  std::map<Tenant, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
   int next_number_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
 

@@ -40,15 +40,16 @@ void GradsyncService::Start() {
 
 void GradsyncService::Admit(SessionStream* stream,
                             const std::vector<std::shared_ptr<SessionStream>>& open) {
-  const auto uid = stream->user();
-  if (!uid.has_value()) return;
+  const auto user = stream->user();
+  if (!user.has_value()) return;
   const auto count = static_cast<std::size_t>(std::count_if(
-      open.begin(), open.end(), [&](const auto& one) { return one->WithoutSession(*uid); }));
+      open.begin(), open.end(), [&](const auto& one) { return one->WithoutSession(*user); }));
   const std::size_t most = 2 * context_.sessions->policy().quota_sessions_per_user;
   if (count <= most) return;
   stream->Queue(SessionEndMessage{MakeError(
       absl::StatusCode::kResourceExhausted, reason::kQuota,
-      absl::StrCat("user ", *uid, " has ", most, " streams without a session, twice as many as ",
+      absl::StrCat("user ", user->Text(), " has ", most,
+                   " streams without a session, twice as many as ",
                    "quota_sessions_per_user allows sessions: open sessions on them, or close "
                    "them"))});
 }

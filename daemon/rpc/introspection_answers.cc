@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,11 +20,7 @@ namespace {
 // Time that workers have to report their memory.
 constexpr absl::Duration kWorkerPatience = absl::Milliseconds(200);
 
-// True if `asker` may see a job of `uid`, and asks for it. An empty `asked` asks for all jobs.
-bool IsVisible(uid_t asker, uid_t uid, const std::string& job_id, const std::string& asked) {
-  if (!asked.empty() && job_id != asked) return false;
-  return asker == 0 || asker == geteuid() || asker == uid;
-}
+JobKey KeyOf(const JobIdentity& job) { return {job.uid, job.job_id, job.token_hash}; }
 
 // Adds warnings of a rank on this node. `status` is its entry.
 void Warn(const std::string& job_id, const Session& session, const v1::SessionStatus& status,
@@ -40,7 +37,7 @@ void Warn(const std::string& job_id, const Session& session, const v1::SessionSt
 
 }  // namespace
 
-v1::GetStatusResponse IntrospectionAnswers::Status(uid_t asker,
+v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
                                                    const v1::GetStatusRequest& request) const {
   v1::GetStatusResponse answer;
   v1::GetStatusResponse* const response = &answer;
@@ -58,14 +55,25 @@ v1::GetStatusResponse IntrospectionAnswers::Status(uid_t asker,
   response->set_arena_bytes(context_.quota->total_bytes());
   *response->mutable_warnings() = {context_.warnings.begin(), context_.warnings.end()};
   *response->mutable_notices() = {context_.notices.begin(), context_.notices.end()};
-  if (context_.workers != nullptr) FillCuda(asker, request.job_id(), response);
   FillUsers(asker, response);
 
   std::map<std::uint64_t, std::shared_ptr<Session>> sessions;  // by incarnation
   for (auto& session : context_.sessions->Sessions()) {
     sessions[session->identity().incarnation] = std::move(session);
   }
-  for (const auto& job : Visible(asker, request.job_id())) {
+  const bool sees_all = SeesAll(asker);
+  const std::vector<std::shared_ptr<Job>> jobs = Visible(asker, request.job_id());
+  if (context_.workers != nullptr) {
+    std::set<std::string> keys;
+    for (const auto& job : jobs) keys.insert(KeyOf(job->identity()).Text());
+    // Of jobs that other nodes coordinate, too.
+    for (const auto& [incarnation, session] : sessions) {
+      const SessionIdentity& identity = session->identity();
+      if (identity.process.tenant() == asker.tenant()) keys.insert(identity.job_key);
+    }
+    FillCuda(sees_all ? nullptr : &keys, request.job_id(), response);
+  }
+  for (const auto& job : jobs) {
     const JobSnapshot snapshot = job->Snapshot();
     v1::JobStatus* out = response->add_jobs();
     out->set_job_id(job->identity().job_id);
@@ -101,7 +109,18 @@ v1::GetStatusResponse IntrospectionAnswers::Status(uid_t asker,
   }
   if (context_.nodes == nullptr) return answer;
   for (const RemoteJobSnapshot& job : context_.nodes->RemoteJobs()) {
-    if (!IsVisible(asker, job.uid, job.job_id, request.job_id())) continue;
+    if (!request.job_id().empty() && job.job_id != request.job_id()) continue;
+    // A job without ranks here waits for the next ones. Nobody in a pod sees it.
+    const auto is_askers = [&](std::uint64_t incarnation) {
+      const auto found = sessions.find(incarnation);
+      return found != sessions.end() &&
+             found->second->identity().process.tenant() == asker.tenant();
+    };
+    const bool idle = job.incarnations.empty() && asker.place.pod.none() && job.uid == asker.uid;
+    if (!sees_all && !idle &&
+        std::none_of(job.incarnations.begin(), job.incarnations.end(), is_askers)) {
+      continue;
+    }
     v1::RemoteJobStatus* out = response->add_remote_jobs();
     out->set_job_id(job.job_id);
     out->set_uid(job.uid);
@@ -122,7 +141,7 @@ v1::GetStatusResponse IntrospectionAnswers::Status(uid_t asker,
   return answer;
 }
 
-v1::GetStatsResponse IntrospectionAnswers::Stats(uid_t asker,
+v1::GetStatsResponse IntrospectionAnswers::Stats(const ClientProcess& asker,
                                                  const v1::GetStatsRequest& request) const {
   v1::GetStatsResponse answer;
   v1::GetStatsResponse* const response = &answer;
@@ -146,7 +165,7 @@ v1::GetStatsResponse IntrospectionAnswers::Stats(uid_t asker,
 }
 
 absl::StatusOr<v1::GetTimelineResponse> IntrospectionAnswers::Timeline(
-    uid_t asker, const v1::GetTimelineRequest& request) const {
+    const ClientProcess& asker, const v1::GetTimelineRequest& request) const {
   v1::GetTimelineResponse answer;
   v1::GetTimelineResponse* const response = &answer;
   const std::uint32_t steps = std::clamp<std::uint32_t>(request.steps(), 1, kMaxTimelineSteps);
@@ -167,39 +186,58 @@ absl::StatusOr<v1::GetTimelineResponse> IntrospectionAnswers::Timeline(
                                 "'; GetStatus lists them"));
 }
 
-std::vector<std::shared_ptr<Job>> IntrospectionAnswers::Visible(uid_t asker,
+bool IntrospectionAnswers::SeesAll(const ClientProcess& asker) const {
+  if (asker.uid != 0 && asker.uid != geteuid()) return false;
+  if (context_.pod_root_sees_all) return true;
+  switch (asker.place.kind) {
+    case PodPlace::Kind::kUnknown:
+      return false;
+    case PodPlace::Kind::kNode:
+      return true;
+    case PodPlace::Kind::kPod:
+      return asker.place.pod == context_.pod;
+  }
+  return false;
+}
+
+std::vector<std::shared_ptr<Job>> IntrospectionAnswers::Visible(const ClientProcess& asker,
                                                                 const std::string& job_id) const {
+  const bool sees_all = SeesAll(asker);
   std::vector<std::shared_ptr<Job>> jobs;
   for (auto& job : context_.jobs->Jobs()) {
     const JobIdentity& identity = job->identity();
-    if (IsVisible(asker, identity.uid, identity.job_id, job_id)) jobs.push_back(std::move(job));
+    if (!job_id.empty() && identity.job_id != job_id) continue;
+    const bool is_askers = identity.uid == asker.uid && job->HasRankIn(asker.place.pod);
+    if (sees_all || is_askers) jobs.push_back(std::move(job));
   }
   return jobs;
 }
 
 std::string IntrospectionAnswers::GateOf(const JobIdentity& job) const {
-  const JobKey key{job.uid, job.job_id, job.token_hash};
-  const auto gate = context_.gpu_reducer->GateOf(key.Text());
+  const auto gate = context_.gpu_reducer->GateOf(KeyOf(job).Text());
   if (!gate.has_value()) return "";
   return *gate == CollectiveGate::kNone ? "none" : "all_nodes";
 }
 
-void IntrospectionAnswers::FillUsers(uid_t asker, v1::GetStatusResponse* response) const {
-  std::map<uid_t, v1::UserMemory> users;
-  for (const auto& [uid, bytes] : context_.quota->Users()) users[uid].set_arena_bytes(bytes);
-  for (const auto& [uid, bytes] : context_.gpu_quota->Users()) users[uid].set_gpu_bytes(bytes);
-  for (const auto& [uid, bytes] : context_.control_quota->Users()) {
-    users[uid].set_control_bytes(bytes);
+void IntrospectionAnswers::FillUsers(const ClientProcess& asker,
+                                     v1::GetStatusResponse* response) const {
+  std::map<Tenant, v1::UserMemory> users;
+  for (const auto& [user, bytes] : context_.quota->Users()) users[user].set_arena_bytes(bytes);
+  for (const auto& [user, bytes] : context_.gpu_quota->Users()) users[user].set_gpu_bytes(bytes);
+  for (const auto& [user, bytes] : context_.control_quota->Users()) {
+    users[user].set_control_bytes(bytes);
   }
-  for (auto& [uid, user] : users) {
-    if (!IsVisible(asker, uid, "", "")) continue;
-    user.set_uid(uid);
-    user.set_control_quota_bytes(context_.control_quota->bytes_per_user());
-    *response->add_users() = std::move(user);
+  const bool sees_all = SeesAll(asker);
+  for (auto& [user, memory] : users) {
+    if (!sees_all && user != asker.tenant()) continue;
+    memory.set_uid(user.uid);
+    memory.set_pod(user.pod.Text());
+    memory.set_control_quota_bytes(context_.control_quota->bytes_per_user());
+    *response->add_users() = std::move(memory);
   }
 }
 
-void IntrospectionAnswers::FillCuda(uid_t asker, const std::string& job_id,
+void IntrospectionAnswers::FillCuda(const std::set<std::string>* jobs, const std::string& job_id,
                                     v1::GetStatusResponse* response) const {
   const auto workers = context_.workers->Workers(kWorkerPatience);
   v1::CudaStatus* const out = response->mutable_cuda();
@@ -207,7 +245,8 @@ void IntrospectionAnswers::FillCuda(uid_t asker, const std::string& job_id,
   out->set_arena_bytes(context_.gpu_quota->total_bytes());
   out->set_gate(context_.gate);
   for (const WorkerStatus& worker : workers) {
-    if (!IsVisible(asker, worker.key.uid, worker.key.job_id, job_id)) continue;
+    if (!job_id.empty() && worker.key.job_id != job_id) continue;
+    if (jobs != nullptr && jobs->count(worker.key.job) == 0) continue;
     *out->add_workers() = WorkerStatusOf(worker);
   }
 }

@@ -4,10 +4,9 @@
 #ifndef DAEMON_RPC_INTROSPECTION_ANSWERS_H_
 #define DAEMON_RPC_INTROSPECTION_ANSWERS_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/job_table.h"
 #include "daemon/rpc/node_status_source.h"
 #include "daemon/session/session_table.h"
@@ -43,6 +43,8 @@ struct IntrospectionContext {
   NodeStatusSource* nodes = nullptr;  // null: no other nodes
   std::string peer_address;
   std::string node_name;
+  PodId pod;                       // of the daemon itself
+  bool pod_root_sees_all = false;  // option `pod_root_sees_all`
   // About the configuration.
   std::vector<std::string> warnings;
   std::vector<std::string> notices;
@@ -53,20 +55,27 @@ class IntrospectionAnswers {
  public:
   explicit IntrospectionAnswers(IntrospectionContext context) : context_(std::move(context)) {}
 
-  // `asker` sees its own jobs; root and the daemon's user see all.
-  v1::GetStatusResponse Status(uid_t asker, const v1::GetStatusRequest& request) const;
-  v1::GetStatsResponse Stats(uid_t asker, const v1::GetStatsRequest& request) const;
+  // `asker` sees the jobs of its user that have a rank in its pod. root and the daemon's own user
+  // see all, unless they are in a pod that is not the daemon's, or nobody knows where they are.
+  v1::GetStatusResponse Status(const ClientProcess& asker,
+                               const v1::GetStatusRequest& request) const;
+  v1::GetStatsResponse Stats(const ClientProcess& asker, const v1::GetStatsRequest& request) const;
   // NOT_FOUND: the asker has no such job, or the job has no such layout.
-  absl::StatusOr<v1::GetTimelineResponse> Timeline(uid_t asker,
+  absl::StatusOr<v1::GetTimelineResponse> Timeline(const ClientProcess& asker,
                                                    const v1::GetTimelineRequest& request) const;
 
  private:
-  // The jobs that the asker may see, in the table's order: newest generations first.
-  std::vector<std::shared_ptr<Job>> Visible(uid_t asker, const std::string& job_id) const;
+  // The jobs that the asker may see, in the table's order: newest generations first. An empty
+  // `job_id` asks for all.
+  std::vector<std::shared_ptr<Job>> Visible(const ClientProcess& asker,
+                                            const std::string& job_id) const;
+  bool SeesAll(const ClientProcess& asker) const;
   // The gate between the job's GPUs. Empty if the job has none between GPUs.
   std::string GateOf(const JobIdentity& job) const;
-  void FillCuda(uid_t asker, const std::string& job_id, v1::GetStatusResponse* response) const;
-  void FillUsers(uid_t asker, v1::GetStatusResponse* response) const;
+  // `jobs`: the keys of the jobs that the asker may see; null: it sees all.
+  void FillCuda(const std::set<std::string>* jobs, const std::string& job_id,
+                v1::GetStatusResponse* response) const;
+  void FillUsers(const ClientProcess& asker, v1::GetStatusResponse* response) const;
 
   const IntrospectionContext context_;
 };

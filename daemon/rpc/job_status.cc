@@ -49,6 +49,7 @@ void Fill(const Session& session, std::uint64_t now_ns, v1::SessionStatus* out) 
   out->set_rank(identity.rank);
   out->set_incarnation(identity.incarnation);
   out->set_pid(identity.process.pid);
+  out->set_pod(identity.process.place.pod.Text());
   out->set_client(identity.client);
   out->set_connected_s(Seconds(identity.opened_ns, now_ns));
   out->set_arena_bytes(session.memory_bytes());

@@ -59,8 +59,8 @@ class QuestionDesk {
     if (oldest != nullptr && oldest->GiveWay()) return;
     added->Refuse(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("user ", *added->user(), " waits for ", others, " answers of ", method_.name,
-                     ", as many as a user may; ask again when one has come")));
+        absl::StrCat("user ", added->user()->Text(), " waits for ", others, " answers of ",
+                     method_.name, ", as many as a user may; ask again when one has come")));
   }
 
   const QuestionMethod<In, Out> method_;

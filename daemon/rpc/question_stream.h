@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/base/tenant.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/server_stream.h"
 
@@ -75,9 +76,9 @@ class QuestionStream final : public ServerStream<In, Out> {
   }
 
   // The asking user. Empty if the caller is unknown; then the call has ended.
-  std::optional<uid_t> user() const {
+  std::optional<Tenant> user() const {
     if (!asker_.has_value()) return std::nullopt;
-    return asker_->uid;
+    return asker_->tenant();
   }
   // The client waits for an answer, not the daemon for the client.
   bool AnswerIsDue() const { return due_.load(); }

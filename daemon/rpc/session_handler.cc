@@ -21,7 +21,7 @@ constexpr int kExitPatienceMs = 5;
 
 SessionHandler::SessionHandler(const SessionContext& context, ClientProcess process,
                                std::weak_ptr<SessionReplies> replies)
-    : RankPort({context.memory, process.uid}),
+    : RankPort({context.memory, process.tenant()}),
       context_(context),
       process_(std::move(process)),
       replies_(std::move(replies)) {}

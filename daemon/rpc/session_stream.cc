@@ -47,13 +47,13 @@ void SessionStream::Tick(std::uint64_t now_ns) {
   if (end_overdue || open_overdue) Cancel();
 }
 
-std::optional<uid_t> SessionStream::user() const {
+std::optional<Tenant> SessionStream::user() const {
   if (handler_ == nullptr) return std::nullopt;
-  return handler_->process().uid;
+  return handler_->process().tenant();
 }
 
-bool SessionStream::WithoutSession(uid_t uid) const {
-  return user() == uid && (!handler_->opened() || ended_ns_.load() != 0);
+bool SessionStream::WithoutSession(const Tenant& of) const {
+  return user() == of && (!handler_->opened() || ended_ns_.load() != 0);
 }
 
 void SessionStream::OnAccepted() {
@@ -91,7 +91,7 @@ absl::Status SessionStream::Grant(std::size_t bytes, std::size_t* granted) {
   if (bytes <= kFreeQueueBytes || handler_ == nullptr) return absl::OkStatus();
   const std::size_t charged = bytes + kQueueStepBytes;
   if (charge_.bytes() == 0) {
-    auto charge = MemoryAccount{context_.memory, handler_->process().uid}.Reserve(charged);
+    auto charge = MemoryAccount{context_.memory, handler_->process().tenant()}.Reserve(charged);
     if (!charge.ok()) return charge.status();
     charge_ = *std::move(charge);
   } else if (absl::Status resized = charge_.Resize(charged); !resized.ok()) {

@@ -4,14 +4,13 @@
 #ifndef DAEMON_RPC_SESSION_STREAM_H_
 #define DAEMON_RPC_SESSION_STREAM_H_
 
-#include <sys/types.h>
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <variant>
 
+#include "daemon/base/tenant.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/server_stream.h"
 #include "daemon/rpc/session_handler.h"
@@ -44,9 +43,9 @@ class SessionStream final
   void Tick(std::uint64_t now_ns);
 
   // True for a stream of this user that has no session: not yet, or no more.
-  bool WithoutSession(uid_t uid) const;
+  bool WithoutSession(const Tenant& of) const;
   // The caller's user; nullopt if the caller is unknown. Constant after OnAccepted().
-  std::optional<uid_t> user() const;
+  std::optional<Tenant> user() const;
 
  private:
   void OnAccepted() override;

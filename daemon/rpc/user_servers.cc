@@ -35,7 +35,8 @@ constexpr std::uint64_t kIdleServerNs = 30'000'000'000;
 class UserServers::Server {
  public:
   // INTERNAL: gRPC does not start it. RESOURCE_EXHAUSTED: the daemon may have no more threads.
-  static absl::StatusOr<std::shared_ptr<Server>> Start(const Environment& environment, uid_t uid) {
+  static absl::StatusOr<std::shared_ptr<Server>> Start(const Environment& environment,
+                                                       const Tenant& user) {
     auto server = std::make_shared<Server>(environment);
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
@@ -47,7 +48,7 @@ class UserServers::Server {
     // Otherwise the windows of streams grow, and many honest streams can exceed the quota together.
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     const std::size_t sessions = environment.sessions.sessions->policy().quota_sessions_per_user;
-    builder.SetResourceQuota(grpc::ResourceQuota(absl::StrCat("user ", uid))
+    builder.SetResourceQuota(grpc::ResourceQuota(absl::StrCat("user ", user.Text()))
                                  .Resize(kQuotaBytes + sessions * kQuotaBytesPerSession));
     server->sessions_.Register(&builder);
     server->asking_.Register(&builder);
@@ -112,23 +113,24 @@ class UserServers::Server {
 UserServers::UserServers(Environment environment) : environment_(std::move(environment)) {}
 UserServers::~UserServers() = default;
 
-absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(uid_t uid) {
+absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const Tenant& user) {
   MutexLock lock(&mutex_);
   if (stopped_) return absl::UnavailableError("the daemon is stopping");
-  if (const auto found = servers_.find(uid); found != servers_.end()) return found->second;
-  if (servers_.size() >= kMaxUsers && uid != 0 && uid != geteuid()) {
+  if (const auto found = servers_.find(user); found != servers_.end()) return found->second;
+  const bool beside = user.pod.none() && (user.uid == 0 || user.uid == geteuid());
+  if (servers_.size() >= kMaxUsers && !beside) {
     return absl::ResourceExhaustedError(
         absl::StrCat(servers_.size(), " users are connected, as many as may be at a time"));
   }
-  auto server = Server::Start(environment_, uid);
+  auto server = Server::Start(environment_, user);
   if (!server.ok()) return server;
   if (draining_) (*server)->Drain();
-  servers_[uid] = *server;
+  servers_[user] = *server;
   return server;
 }
 
-absl::Status UserServers::Connect(UniqueFd connection, uid_t uid) {
-  auto server = ServerOf(uid);
+absl::Status UserServers::Connect(UniqueFd connection, const Tenant& user) {
+  auto server = ServerOf(user);
   if (!server.ok()) return server.status();
   (*server)->Connect(std::move(connection));
   return absl::OkStatus();

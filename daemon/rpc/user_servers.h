@@ -8,8 +8,6 @@
 #ifndef DAEMON_RPC_USER_SERVERS_H_
 #define DAEMON_RPC_USER_SERVERS_H_
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -21,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/rpc/connections.h"
@@ -33,7 +32,8 @@ namespace gradsync::daemon {
 // had no connection for a while.
 class UserServers {
  public:
-  // The most users at a time. root and the daemon's own user come beside them.
+  // The most users at a time; a user in a pod is one of its own. root and the daemon's own user
+  // come beside them, outside of pods.
   static constexpr std::size_t kMaxUsers = 128;
 
   // What the services need. `answerer` works out answers for AskingService, and `reaper` waits for
@@ -51,7 +51,7 @@ class UserServers {
 
   // Gives a connection to its user's server. RESOURCE_EXHAUSTED: too many users or threads.
   // INTERNAL: gRPC does not start a server.
-  absl::Status Connect(UniqueFd connection, uid_t uid);
+  absl::Status Connect(UniqueFd connection, const Tenant& user);
   // Cancels the streams that open no session in time. Ends the servers of users that have gone.
   // Returns false if there is no server.
   bool Tick(std::uint64_t now_ns);
@@ -65,13 +65,13 @@ class UserServers {
  private:
   class Server;
 
-  absl::StatusOr<std::shared_ptr<Server>> ServerOf(uid_t uid);
+  absl::StatusOr<std::shared_ptr<Server>> ServerOf(const Tenant& user);
   std::vector<std::shared_ptr<Server>> Servers() const;
 
   const Environment environment_;
 
   mutable Mutex mutex_;
-  std::map<uid_t, std::shared_ptr<Server>> servers_ ABSL_GUARDED_BY(mutex_);
+  std::map<Tenant, std::shared_ptr<Server>> servers_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Server>> ending_ ABSL_GUARDED_BY(mutex_);  // the reaper has them
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;

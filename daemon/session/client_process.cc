@@ -58,7 +58,7 @@ absl::StatusOr<uid_t> UserOf(int socket) {
   return credentials.uid;
 }
 
-absl::StatusOr<ClientProcess> ClientOf(int socket) {
+absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
@@ -76,6 +76,7 @@ absl::StatusOr<ClientProcess> ClientOf(int socket) {
   } else if (process.pid > 0) {
     opened = OpenProcess(process.pid, process.uid);
   }
+  process.place = PodPlaceOf(process.pid, opened.get(), read);
   if (opened.valid()) process.pidfd = std::make_shared<UniqueFd>(std::move(opened));
   return process;
 }

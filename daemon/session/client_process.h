@@ -8,7 +8,9 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/session/pod_place.h"
 
 namespace gradsync::daemon {
 
@@ -19,16 +21,20 @@ struct ClientProcess {
   // 0 for a process of another PID namespace. The pidfd of such a process is known only since Linux
   // 6.5 (SO_PEERPIDFD).
   pid_t pid = 0;
+  // Where it runs. Read once, when it connects.
+  PodPlace place;
   // Readable once the process has ended. Unlike the pid it is never reused. Null: unknown; then
   // only the end of the stream shows the end of the process.
   std::shared_ptr<UniqueFd> pidfd;
+
+  Tenant tenant() const { return Tenant(uid, place.pod); }
 };
 
 // The user of the process at the other end. Fails if the kernel does not know the process.
 absl::StatusOr<uid_t> UserOf(int socket);
-// Asks the kernel: SO_PEERCRED, then SO_PEERPIDFD or pidfd_open. Fails if the kernel does not know
-// the process.
-absl::StatusOr<ClientProcess> ClientOf(int socket);
+// Asks the kernel: SO_PEERCRED, then SO_PEERPIDFD or pidfd_open, then /proc for its pod. Fails if
+// the kernel does not know the process.
+absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read = ReadCgroups);
 
 // A pidfd of process `pid`, if it runs as `uid`. Invalid otherwise, or if there is no such process.
 // Before Linux 6.5 the pid may have been reused since the kernel named it: so the daemon never

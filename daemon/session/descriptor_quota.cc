@@ -25,7 +25,8 @@ std::size_t DescriptorQuota::PerUserOfProcess() {
   return (all - std::min(all / 2, kDaemonsOwn)) / 2;
 }
 
-absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::Take(uid_t user, std::size_t descriptors) {
+absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::Take(const Tenant& user,
+                                                            std::size_t descriptors) {
   {
     MutexLock lock(&state_->mutex);
     const auto found = state_->held.find(user);
@@ -33,8 +34,8 @@ absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::Take(uid_t user, std::siz
     if (held + descriptors > per_user_) {
       return MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
-          absl::StrCat("the daemon has ", held, " file descriptors open for user ", user, ", of ",
-                       per_user_,
+          absl::StrCat("the daemon has ", held, " file descriptors open for user ", user.Text(),
+                       ", of ", per_user_,
                        " that a user may have: close connections or sessions, or raise "
                        "the daemon's limit of descriptors (LimitNOFILE=)"));
     }
@@ -49,7 +50,7 @@ absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::Take(uid_t user, std::siz
   });
 }
 
-std::size_t DescriptorQuota::Of(uid_t user) const {
+std::size_t DescriptorQuota::Of(const Tenant& user) const {
   MutexLock lock(&state_->mutex);
   const auto found = state_->held.find(user);
   return found == state_->held.end() ? 0 : found->second;

@@ -3,14 +3,13 @@
 #ifndef DAEMON_SESSION_DESCRIPTOR_QUOTA_H_
 #define DAEMON_SESSION_DESCRIPTOR_QUOTA_H_
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <map>
 #include <memory>
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
@@ -23,14 +22,14 @@ class DescriptorQuota {
   static std::size_t PerUserOfProcess();
 
   // Held as long as the descriptors are open. RESOURCE_EXHAUSTED: the user would have too many.
-  absl::StatusOr<std::shared_ptr<void>> Take(uid_t user, std::size_t descriptors);
+  absl::StatusOr<std::shared_ptr<void>> Take(const Tenant& user, std::size_t descriptors);
   std::size_t per_user() const { return per_user_; }
-  std::size_t Of(uid_t user) const;
+  std::size_t Of(const Tenant& user) const;
 
  private:
   struct State {
     mutable Mutex mutex;
-    std::map<uid_t, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that hold some
+    std::map<Tenant, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that hold some
   };
   const std::size_t per_user_;
   const std::shared_ptr<State> state_ = std::make_shared<State>();

@@ -70,11 +70,12 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     }
     // Again, or later, behind the layouts that have ended and wait to be freed: they still count,
     // and have their memory.
-    self->executor_->Run(self->identity_.process.uid, [self, place, agreed = *std::move(agreed),
-                                                       layout, registered] {
-      auto created = layout.ok() ? layout : self->NewLayout(place, agreed.plan);
-      self->AllocateMemory(place, agreed, std::move(created), registered);
-    });
+    self->executor_->Run(self->identity_.process.tenant(),
+                         [self, place, agreed = *std::move(agreed), layout, registered] {
+                           auto created =
+                               layout.ok() ? layout : self->NewLayout(place, agreed.plan);
+                           self->AllocateMemory(place, agreed, std::move(created), registered);
+                         });
   };
   job_->RegisterLayout(identity_.session(), std::move(request), std::move(answer));
 }
@@ -92,7 +93,7 @@ void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,
   }
   GpuArenaSpec spec;
   spec.bytes = agreed.plan.arena_bytes;
-  auto reserved = gpus_.quota->Reserve(identity_.process.uid, InGpuGranules(spec.bytes));
+  auto reserved = gpus_.quota->Reserve(identity_.process.tenant(), InGpuGranules(spec.bytes));
   if (!reserved.ok()) return MemoryAllocated(std::move(agreed), reserved.status(), registered);
   spec.reservation = std::make_shared<const ArenaQuota::Reservation>(*std::move(reserved));
   spec.buckets = agreed.plan.buckets.size();
@@ -151,12 +152,12 @@ absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const Place&
   const std::uint64_t arena_bytes = place.device.empty() ? plan.arena_bytes : 0;
   // The daemon's own memory counts too: the semaphores, and the job's data of each bucket.
   auto reserved = quota_->Reserve(
-      identity_.process.uid,
+      identity_.process.tenant(),
       arena_bytes + plan.buckets.size() * (sizeof(BucketSemaphore) + kBytesPerBucket));
   if (!reserved.ok()) return reserved.status();
   std::shared_ptr<void> descriptors;
   if (limits_.descriptors != nullptr) {
-    auto taken = limits_.descriptors->Take(identity_.process.uid, kLayoutDescriptors);
+    auto taken = limits_.descriptors->Take(identity_.process.tenant(), kLayoutDescriptors);
     if (!taken.ok()) return taken.status();
     descriptors = *std::move(taken);
   }
@@ -205,7 +206,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
                      absl::StrCat("ArenaMapped for channel ", channel,
                                   ", which is not assigned or is mapped already"));
   }
-  executor_->Run(identity_.process.uid, [self = shared_from_this(), channel, layout] {
+  executor_->Run(identity_.process.tenant(), [self = shared_from_this(), channel, layout] {
     if (layout->memory.gpu != nullptr) {
       const absl::Status taken = self->job_->ArenaMapped(
           self->identity_.session(), channel,

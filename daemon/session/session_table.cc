@@ -59,12 +59,12 @@ absl::StatusOr<std::uint64_t> SessionTable::Admit(const ClientProcess& process,
     return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
                      "the daemon drains and takes no new session; try again");
   }
-  std::size_t& of_user = per_user_[process.uid];
+  std::size_t& of_user = per_user_[process.tenant()];
   if (of_user >= policy_.quota_sessions_per_user) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat(
-            "user ", process.uid, " has ", of_user,
+            "user ", process.tenant().Text(), " has ", of_user,
             " sessions, as many as quota_sessions_per_user allows: end one, or raise the quota"));
   }
   ++of_user;
@@ -87,11 +87,11 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
                      "does not for a process of another PID namespace before Linux 6.5; use abort"),
         {{field::kJob, request.job_id}, {field::kRank, request.rank}}));
   }
-  auto reservation = quota_->Reserve(process.uid, policy_.staging_bytes);
+  auto reservation = quota_->Reserve(process.tenant(), policy_.staging_bytes);
   if (!reservation.ok()) return refuse(reservation.status());
   std::shared_ptr<void> descriptor;
   if (descriptors_ != nullptr) {
-    auto taken = descriptors_->Take(process.uid, 1);
+    auto taken = descriptors_->Take(process.tenant(), 1);
     if (!taken.ok()) return refuse(taken.status());
     descriptor = *std::move(taken);
   }
@@ -103,6 +103,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
       arena, [descriptor, held = *std::move(created)](HostArena*) mutable { held.reset(); });
   JoinRequest join;
   join.key = JobKey{process.uid, request.job_id, HashOf(request.token)};
+  join.pod = process.place.pod;
   join.rank = request.rank;
   join.world_size = request.world_size;
   join.options = {request.divide_by_world,
@@ -161,8 +162,8 @@ void SessionTable::Note(const ClientProcess& process,
   if (session.ok()) {
     sessions_[(*session)->identity().incarnation] = *session;
     ++opened_;
-  } else if (--per_user_[process.uid] == 0) {
-    per_user_.erase(process.uid);
+  } else if (--per_user_[process.tenant()] == 0) {
+    per_user_.erase(process.tenant());
   }
 }
 
@@ -223,14 +224,15 @@ void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why
     closed_.erase(identity.incarnation);
     if (sessions_.erase(identity.incarnation) > 0) {
       if (lost) ++lost_;
-      if (--per_user_[identity.process.uid] == 0) per_user_.erase(identity.process.uid);
+      const Tenant user = identity.process.tenant();
+      if (--per_user_[user] == 0) per_user_.erase(user);
       for (auto it = offers_.begin(); it != offers_.end();) {
         it = it->second.incarnation == identity.incarnation ? offers_.erase(it) : std::next(it);
       }
     }
   }
   // Unmapping an arena takes milliseconds.
-  executor_->Run(identity.process.uid, [released = std::move(session)] {});
+  executor_->Run(identity.process.tenant(), [released = std::move(session)] {});
 }
 
 void SessionTable::ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why) {

@@ -174,7 +174,7 @@ class SessionTable {
   mutable Mutex mutex_;
   std::map<std::uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint64_t, Closed> closed_ ABSL_GUARDED_BY(mutex_);  // of sessions_
-  std::map<uid_t, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
+  std::map<Tenant, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
   std::map<Nonce, Offered> offers_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t opened_ ABSL_GUARDED_BY(mutex_) = 0;

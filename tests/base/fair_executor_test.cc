@@ -13,7 +13,7 @@
 namespace gradsync::daemon {
 namespace {
 
-constexpr uid_t kAlice = 1000, kBob = 1001;
+constexpr Tenant kAlice(1000), kBob(1001);
 
 // Opens once.
 class Gate {
@@ -75,6 +75,21 @@ TEST(FairExecutorTest, UsersTakeTurns) {
   EXPECT_EQ(order, "babaa");
 }
 
+TEST(FairExecutorTest, PodsOfOneUserTakeTurns) {
+  const Tenant a(1000, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60"));
+  const Tenant b(1000, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f61"));
+  std::string order;  // no lock: there is one thread
+  {
+    Gate gate;
+    FairExecutor executor(1);
+    executor.Run(kBob, [&] { gate.Wait(); });
+    for (int i = 0; i < 3; ++i) executor.Run(a, [&] { order += 'a'; });
+    for (int i = 0; i < 2; ++i) executor.Run(b, [&] { order += 'b'; });
+    gate.Open();
+  }
+  EXPECT_EQ(order, "ababa");
+}
+
 TEST(FairExecutorTest, DestructorRunsAllQueuedWork) {
   int ran = 0;
   {
@@ -114,7 +129,7 @@ TEST(FairExecutorTest, WorkOfManyThreadsAndUsersRuns) {
     std::vector<std::thread> threads;
     for (uid_t t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
-        for (uid_t i = 0; i < 1000; ++i) executor.Run((t + i) % 5, [&] { ++ran; });
+        for (uid_t i = 0; i < 1000; ++i) executor.Run(Tenant((t + i) % 5), [&] { ++ran; });
       });
     }
     for (std::thread& thread : threads) thread.join();

@@ -128,6 +128,7 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
                        "--socket_mode=0600",
                        "--require_token",
                        "--allow_overflow_uid=true",
+                       "--pod_root_sees_all=true",
                        "--reduce_threads=3",
                        "--staging_bytes=8192",
                        "--lease=1m30s",
@@ -159,6 +160,7 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
   EXPECT_EQ(options->socket_mode, 0600u);
   EXPECT_TRUE(options->require_token);
   EXPECT_TRUE(options->allow_overflow_uid);
+  EXPECT_TRUE(options->pod_root_sees_all);
   EXPECT_EQ(options->reduce_threads, 3u);
   EXPECT_EQ(options->staging_bytes, 8192u);
   EXPECT_EQ(options->lease, absl::Seconds(90));

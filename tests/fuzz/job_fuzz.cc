@@ -107,7 +107,8 @@ class World {
     environment.clock = &clock_;
     environment.reducer = &reducer_;
     environment.executor = &executor_;
-    job_ = std::make_shared<Job>(JobIdentity{1000, "fuzz", "", 1}, kRanks, options_, environment);
+    job_ =
+        std::make_shared<Job>(JobIdentity{1000, "fuzz", "", 1, {}}, kRanks, options_, environment);
     for (std::uint32_t rank = 0; rank < kRanks; ++rank) Join(rank);
     if (reader_.Bool()) {
       for (std::uint32_t rank = 0; rank < kRanks; ++rank) Take(rank, Layout("a", 3, 0));

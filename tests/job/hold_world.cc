@@ -102,7 +102,7 @@ HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths
   environment.clock = &clock_;
   environment.reducer = &reducer_;
   environment.executor = &executor_;
-  run_.job = std::make_shared<Job>(JobIdentity{1000, "job", "", 1}, options.ranks,
+  run_.job = std::make_shared<Job>(JobIdentity{1000, "job", "", 1, {}}, options.ranks,
                                    ModelJobOptions(options.source), environment);
   for (std::uint32_t rank = 0; rank < options.ranks; ++rank) StartTrainer(rank);
   for (ModelTrainer* trainer : present_) trainer->Do(Action::kRegister);

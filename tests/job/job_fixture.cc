@@ -25,7 +25,7 @@ void JobFixture::Start(std::uint32_t ranks, bool divide_by_world, std::uint64_t 
   };
   options_.divide_by_world = divide_by_world;
   options_.step_timeout_ns = step_timeout_ns;
-  job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1}, ranks, options_, environment);
+  job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1, {}}, ranks, options_, environment);
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     sinks_.push_back(std::make_shared<RecordingSink>());
     if (rank + absent >= ranks) continue;

@@ -20,6 +20,8 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr std::size_t kQuota = 3;
+const PodId kPodA = *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60");
+const PodId kPodB = *PodId::Parse("0a4d5e7c111142229333abcdefabcdef");
 
 JobKey Key(uid_t uid = 1000, const std::string& job_id = "run",
            const std::string& token_hash = "") {
@@ -45,11 +47,12 @@ class JobTableTest : public testing::Test {
   };
 
   Session Join(std::uint32_t rank, std::uint32_t world_size = 2, const JobKey& key = Key(),
-               const JobOptions& options = {}) {
+               const JobOptions& options = {}, PodId pod = {}) {
     Session session;
     session.incarnation = ++incarnation_;
     session.sink = std::make_shared<RecordingSink>();
-    session.job = table_.Join(key, rank, world_size, options, session.incarnation, session.sink);
+    session.job = table_.Join(key, rank, world_size, options, session.incarnation, session.sink,
+                              /*node=*/"", pod);
     return session;
   }
   static std::uint64_t GenerationOf(const Session& session) {
@@ -82,6 +85,27 @@ class JobTableTest : public testing::Test {
     ASSERT_EQ(reducer_.held().size(), 1u);
   }
 
+  // Both ranks of a job of two make a layout and do its first step.
+  void DoStep(const Session (&sessions)[2]) {
+    LayoutRequest request;
+    request.spec.name = "model";
+    request.spec.explicit_buckets = {{DataType::kFloat32, 4}};
+    request.deadline_ns = ~std::uint64_t{0};
+    for (const std::uint32_t rank : {0u, 1u}) {
+      const Session& session = sessions[rank];
+      ASSERT_TRUE((*session.job)->RegisterLayout(session.Of(rank), request).ok());
+    }
+    for (const std::uint32_t rank : {0u, 1u}) {
+      const Session& session = sessions[rank];
+      const RankMemory memory = (rank == 0 ? memory_ : other_memory_).Share();
+      ASSERT_TRUE((*session.job)->ArenaMapped(session.Of(rank), 1, memory).ok());
+    }
+    for (const std::uint32_t rank : {0u, 1u}) {
+      ASSERT_TRUE((*sessions[rank].job)->FinishStep(sessions[rank].Of(rank), 1, 1, "").ok());
+    }
+    reducer_.CompleteAll();
+  }
+
   JobEnvironment Environment() {
     JobEnvironment environment;
     environment.clock = &clock_;
@@ -98,6 +122,7 @@ class JobTableTest : public testing::Test {
   ManualExecutor executor_;
   JobTable table_;
   TrainerMemory memory_{4096, 1};
+  TrainerMemory other_memory_{4096, 1};
   std::uint64_t incarnation_ = 0;
   std::vector<std::string> logged_;  // about other tokens
 };
@@ -287,25 +312,8 @@ TEST_F(JobTableTest, HeldRankIsReplacedInItsGeneration) {
   JobOptions options;
   options.on_rank_loss = OnRankLoss::kHold;
   options.step_timeout_ns = options.hold_timeout_ns = 1'000'000'000;
-  const std::vector<Session> sessions = {Join(0, 2, Key(), options), Join(1, 2, Key(), options)};
-  TrainerMemory other_memory(4096, 1);
-  LayoutRequest request;
-  request.spec.name = "model";
-  request.spec.explicit_buckets = {{DataType::kFloat32, 4}};
-  request.deadline_ns = ~std::uint64_t{0};
-  for (const std::uint32_t rank : {0u, 1u}) {
-    const Session& session = sessions[rank];
-    ASSERT_TRUE((*session.job)->RegisterLayout(session.Of(rank), request).ok());
-  }
-  for (const std::uint32_t rank : {0u, 1u}) {
-    const Session& session = sessions[rank];
-    const RankMemory memory = (rank == 0 ? memory_ : other_memory).Share();
-    ASSERT_TRUE((*session.job)->ArenaMapped(session.Of(rank), 1, memory).ok());
-  }
-  for (const std::uint32_t rank : {0u, 1u}) {
-    ASSERT_TRUE((*sessions[rank].job)->FinishStep(sessions[rank].Of(rank), 1, 1, "").ok());
-  }
-  reducer_.CompleteAll();
+  const Session sessions[] = {Join(0, 2, Key(), options), Join(1, 2, Key(), options)};
+  DoStep(sessions);
   ExpectSaid(Join(1, 2, Key(), options).job.status(), absl::StatusCode::kAlreadyExists,
              "RANK_OCCUPIED", {"rank 1", "only after its loss"});
   Lose(sessions[1], 1);
@@ -463,6 +471,56 @@ TEST_F(JobTableTest, QuotaCountsTheLiveJobsOfAUser) {
   const Session ended = Join(1, 2, Key(1000, "run1"));
   Lose(ended, 1);
   EXPECT_TRUE(Join(0, 2, Key(1000, "one more")).job.ok());
+}
+
+TEST_F(JobTableTest, QuotaCountsTheJobsOfEachPodOfAUser) {
+  for (std::size_t i = 0; i < kQuota; ++i) {
+    // A token multiplies no quota.
+    ASSERT_TRUE(Join(0, 2, Key(1000, "run", absl::StrCat("token", i)), {}, kPodB).job.ok());
+  }
+  ExpectSaid(Join(0, 2, Key(1000, "run", "one more"), {}, kPodB).job.status(),
+             absl::StatusCode::kResourceExhausted, "QUOTA",
+             {"user 1000 in pod", kPodB.Text().c_str(), "3 jobs"});
+  EXPECT_TRUE(Join(0, 2, Key(1000, "run", "mine"), {}, kPodA).job.ok());
+  EXPECT_TRUE(Join(0, 2, Key(1000, "run", "in no pod")).job.ok());
+  // The ranks of one job may be in several pods. It counts as the first one's.
+  EXPECT_TRUE(Join(1, 2, Key(1000, "run", "mine"), {}, kPodB).job.ok());
+}
+
+TEST_F(JobTableTest, JobIsSeenFromThePodsOfItsRanks) {
+  const Session first = Join(0, 2, Key(), {}, kPodA);
+  ASSERT_TRUE(first.job.ok());
+  const Job& job = **first.job;
+  EXPECT_TRUE(job.HasRankIn(kPodA));
+  EXPECT_FALSE(job.HasRankIn(kPodB));
+  EXPECT_FALSE(job.HasRankIn(PodId()));
+  ASSERT_TRUE(Join(1, 2, Key(), {}, kPodB).job.ok());
+  EXPECT_TRUE(job.HasRankIn(kPodB));
+  Lose(first, 0);
+  table_.Tick();
+  EXPECT_TRUE(job.HasRankIn(kPodA)) << "its failure can still be asked for";
+}
+
+// A stranger in another pod has the same user and knows the job's id. It makes a job that holds a
+// lost rank, so that the real one cannot begin.
+TEST_F(JobTableTest, RankThatIsHeldInAnotherPodBlocksNoJob) {
+  JobOptions options;
+  options.on_rank_loss = OnRankLoss::kHold;
+  options.step_timeout_ns = options.hold_timeout_ns = 1'000'000'000;
+  const JobKey theirs = Key(1000, "run", "stranger");
+  const Session strangers[] = {Join(0, 2, theirs, options, kPodB),
+                               Join(1, 2, theirs, options, kPodB)};
+  DoStep(strangers);
+  Lose(strangers[1], 1);
+  ASSERT_TRUE((*strangers[0].job)->IsHeld(1));
+  const Session mine = Join(1, 2, Key(1000, "run", "mine"), options, kPodA);
+  ASSERT_TRUE(mine.job.ok()) << mine.job.status();
+  EXPECT_NE(*mine.job, *strangers[0].job);
+  // In the pod of the job it is a replacement with a wrong token.
+  ExpectSaid(Join(1, 2, Key(1000, "run", "wrong"), options, kPodB).job.status(),
+             absl::StatusCode::kPermissionDenied, "CREDENTIALS", {"rank 1", "another job token"});
+  (*strangers[0].job)->End(absl::AbortedError("the test has ended"));
+  executor_.RunAll();
 }
 
 TEST_F(JobTableTest, RefusedRankLeavesNoJobBehind) {

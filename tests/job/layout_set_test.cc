@@ -72,7 +72,7 @@ TEST_F(LayoutSetTest, LayoutWithTooManyBucketsIsRefusedAndForgotten) {
 
 class ChargedLayoutSetTest : public LayoutSetTest {
  protected:
-  static constexpr uid_t kUser = 1000;
+  static constexpr Tenant kUser{1000};
 
   ChargedLayoutSetTest() {
     for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {

@@ -15,7 +15,7 @@ namespace gradsync::daemon {
 // Not thread-safe: for tests that run everything on their own thread.
 class ManualExecutor final : public UserExecutor {
  public:
-  void Run(uid_t /*user*/, std::function<void()> work) override {
+  void Run(const Tenant& /*user*/, std::function<void()> work) override {
     queue_.push_back(std::move(work));
   }
 

@@ -48,7 +48,7 @@ class Bucket {
     operation_.count = bytes / sizeof(float);
     operation_.scale = 1.0 / static_cast<double>(ranks);
     operation_.flow = flow;
-    operation_.user = user;
+    operation_.user = Tenant(user);
     for (std::size_t rank = 0; rank < ranks; ++rank) {
       memory_.push_back(std::make_unique<std::vector<float>>(operation_.count));
       operation_.host().buffers.push_back(reinterpret_cast<std::byte*>(memory_.back()->data()));

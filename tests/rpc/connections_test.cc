@@ -53,6 +53,22 @@ TEST_F(ConnectionsTest, ProcessIsFoundByGrpcsName) {
   EXPECT_EQ(connections_.Find(Name(b->for_grpc))->uid, 1001u);
 }
 
+TEST_F(ConnectionsTest, EachPodOfAUserHasItsOwn) {
+  ClientProcess in_pod = Client(1000);
+  in_pod.place = {PodPlace::Kind::kPod, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60")};
+  DescriptorQuota quota(2 * Connections::kDescriptors);
+  Connections connections(&quota);
+  const auto first = connections.Admit(accepted_, in_pod);
+  const auto second = connections.Admit(accepted_, in_pod);
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_EQ(connections.Count(in_pod.tenant()), 2u);
+  EXPECT_TRUE(connections.IsFull(in_pod.tenant()));
+  EXPECT_FALSE(connections.Admit(accepted_, in_pod).ok());
+  EXPECT_EQ(connections.Count(Tenant(1000)), 0u);
+  EXPECT_FALSE(connections.IsFull(Tenant(1000)));
+  EXPECT_TRUE(connections.Admit(accepted_, Client(1000)).ok());
+}
+
 TEST_F(ConnectionsTest, GrpcsDescriptorIsACopyWithCloseOnExec) {
   const auto admitted = connections_.Admit(accepted_, Client(1000));
   ASSERT_TRUE(admitted.ok());
@@ -146,12 +162,12 @@ TEST_F(ConnectionsTest, EachUsersDescriptorsAreBounded) {
   const auto first = connections.Admit(accepted_, Client(1000));
   const auto second = connections.Admit(accepted_, Client(1000));
   ASSERT_TRUE(first.ok() && second.ok());
-  EXPECT_EQ(connections.Count(1000), 2u);
+  EXPECT_EQ(connections.Count(Tenant(1000)), 2u);
   EXPECT_EQ(connections.Admit(accepted_, Client(1000)).status().code(),
             absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(connections.Admit(accepted_, Client(1001)).ok());
   connections.Remove(first->id);
-  EXPECT_EQ(connections.Count(1000), 1u);
+  EXPECT_EQ(connections.Count(Tenant(1000)), 1u);
   EXPECT_TRUE(connections.Admit(accepted_, Client(1000)).ok());
 }
 

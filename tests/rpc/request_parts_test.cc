@@ -154,28 +154,28 @@ TEST_F(RequestPartsTest, DigestsAreBounded) {
 
 TEST(ChargedPartsTest, LayoutIsChargedUntilItIsTaken) {
   ArenaQuota quota(20'000, "quota_control_bytes_per_user", "memory");
-  RequestParts parts({&quota, 7});
+  RequestParts parts({&quota, Tenant(7)});
   parts.AddLayoutPart(Part({std::string(500, 'a')}), {}, /*forward=*/true);
-  const std::uint64_t one = quota.bytes_of(7);
+  const std::uint64_t one = quota.bytes_of(Tenant(7));
   EXPECT_GT(one, 500u);
   parts.AddLayoutPart(Part({std::string(500, 'b')}), {}, /*forward=*/true);
-  EXPECT_GT(quota.bytes_of(7), one + 500);
+  EXPECT_GT(quota.bytes_of(Tenant(7)), one + 500);
   {
     const auto layout = parts.TakeLayout(Last({"c"}), {}, /*forward=*/true, kNowNs);
     ASSERT_TRUE(layout.ok()) << layout.status();
-    EXPECT_GT(quota.bytes_of(7), 1000u);
+    EXPECT_GT(quota.bytes_of(Tenant(7)), 1000u);
   }
-  EXPECT_EQ(quota.bytes_of(7), 0u);
+  EXPECT_EQ(quota.bytes_of(Tenant(7)), 0u);
 }
 
 TEST(ChargedPartsTest, TooMuchIsTheLayoutsError) {
   ArenaQuota quota(20'000, "quota_control_bytes_per_user", "memory");
-  RequestParts parts({&quota, 7});
+  RequestParts parts({&quota, Tenant(7)});
   for (int i = 0; i < 100; ++i) {
     parts.AddLayoutPart(Part({std::to_string(i) + std::string(500, 'n')}), {}, /*forward=*/false);
-    EXPECT_LE(quota.bytes_of(7), 20'000u);
+    EXPECT_LE(quota.bytes_of(Tenant(7)), 20'000u);
   }
-  EXPECT_EQ(quota.bytes_of(7), 0u) << "what was refused is dropped";
+  EXPECT_EQ(quota.bytes_of(Tenant(7)), 0u) << "what was refused is dropped";
   const auto layout = parts.TakeLayout(Last({"c"}), {}, /*forward=*/false, kNowNs);
   EXPECT_EQ(layout.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(DetailsOf(layout.status()).reason, "QUOTA");
@@ -183,13 +183,13 @@ TEST(ChargedPartsTest, TooMuchIsTheLayoutsError) {
 
 TEST(ChargedPartsTest, DigestsAreChargedUntilOthersCome) {
   ArenaQuota quota(20'000, "quota_control_bytes_per_user", "memory");
-  RequestParts parts({&quota, 7});
+  RequestParts parts({&quota, Tenant(7)});
   const auto large = std::vector<std::string>(10, std::string(1000, 'n'));
   ASSERT_TRUE(parts.TakeDigests(Digests(1, large, /*more=*/true)).ok());
   ASSERT_TRUE(parts.TakeDigests(Digests(1, {"a"}, /*more=*/false)).ok());
-  EXPECT_GT(quota.bytes_of(7), 10'000u) << "the job may keep them";
+  EXPECT_GT(quota.bytes_of(Tenant(7)), 10'000u) << "the job may keep them";
   ASSERT_TRUE(parts.TakeDigests(Digests(2, {"a"}, /*more=*/false)).ok());
-  EXPECT_LT(quota.bytes_of(7), 1'000u);
+  EXPECT_LT(quota.bytes_of(Tenant(7)), 1'000u);
   ASSERT_TRUE(parts.TakeDigests(Digests(3, large, /*more=*/true)).ok());
   EXPECT_EQ(parts.TakeDigests(Digests(3, large, /*more=*/true)).status().code(),
             absl::StatusCode::kResourceExhausted);

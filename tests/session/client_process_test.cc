@@ -64,6 +64,18 @@ TEST(ClientProcessTest, HasTheCredentialsOfTheOtherEnd) {
   EXPECT_TRUE(process->pidfd->valid());
 }
 
+TEST(ClientProcessTest, PodIsReadFromItsCgroups) {
+  Child child;
+  pid_t asked = 0;
+  const auto process = ClientOf(child.socket(), [&asked](pid_t pid) {
+    asked = pid;
+    return std::string("0::/kubepods/pod6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60/0123\n");
+  });
+  ASSERT_TRUE(process.ok()) << process.status();
+  EXPECT_EQ(asked, child.pid());
+  EXPECT_EQ(process->tenant(), Tenant(getuid(), *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60")));
+}
+
 TEST(ClientProcessTest, AnotherUsersProcessIsNotTheClient) {
   Child child;
   EXPECT_TRUE(OpenProcess(child.pid(), getuid()).valid());

@@ -8,7 +8,7 @@
 namespace gradsync::daemon {
 namespace {
 
-constexpr uid_t kAlice = 1000, kBob = 1001;
+constexpr Tenant kAlice(1000), kBob(1001);
 
 TEST(DescriptorQuotaTest, BoundsEachUser) {
   DescriptorQuota quota(10);
@@ -23,6 +23,18 @@ TEST(DescriptorQuotaTest, BoundsEachUser) {
   EXPECT_TRUE(quota.Take(kBob, 10).ok());
   EXPECT_EQ(quota.Of(kBob), 0u) << "given back at once";
   EXPECT_TRUE(quota.Take(kAlice, 4).ok());
+}
+
+TEST(DescriptorQuotaTest, BoundsEachPodOfAUser) {
+  DescriptorQuota quota(10);
+  const Tenant pod(1000, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60"));
+  const auto all = quota.Take(pod, 10);
+  ASSERT_TRUE(all.ok());
+  EXPECT_NE(quota.Take(pod, 1).status().message().find(
+                "user 1000 in pod 6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60"),
+            std::string::npos);
+  EXPECT_EQ(quota.Of(kAlice), 0u);
+  EXPECT_TRUE(quota.Take(kAlice, 10).ok()) << "the same user, in no pod";
 }
 
 TEST(DescriptorQuotaTest, IsGivenBackWithTheLastCopy) {

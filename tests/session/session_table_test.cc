@@ -170,6 +170,38 @@ TEST_F(SessionTableTest, QuotaOfSessionsIsGivenBack) {
   EXPECT_TRUE(Open(0, 1, Client(), "other").session.ok());
 }
 
+TEST_F(SessionTableTest, QuotasAreOfAPodOfAUser) {
+  const auto in_pod = [](const char* id) {
+    ClientProcess process = Client();
+    process.place = {PodPlace::Kind::kPod, *PodId::Parse(id)};
+    return process;
+  };
+  const ClientProcess greedy = in_pod("0a4d5e7c111142229333abcdefabcdef");
+  const ClientProcess other = in_pod("6f1e0c4a93d24a578f0e1b2c3d4e5f60");
+  std::vector<Opened> opened;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    // A token multiplies no quota.
+    opened.push_back(Open(0, 2, greedy, "run", absl::StrCat("token", i)));
+    ASSERT_TRUE(opened.back().session.ok()) << opened.back().session.status();
+  }
+  ExpectError(Open(0, 2, greedy, "run", "one more").session.status(),
+              absl::StatusCode::kResourceExhausted, "QUOTA",
+              {"user 1000 in pod 0a4d5e7c-1111-4222-9333-abcdefabcdef", "4 sessions"});
+  const Opened mine = Open(0, 1, other);
+  ASSERT_TRUE(mine.session.ok()) << mine.session.status();
+  EXPECT_TRUE(Open(0, 1, Client(), "in no pod").session.ok());
+  EXPECT_EQ(quota_.bytes_of(greedy.tenant()), 4 * kStagingBytes);
+  EXPECT_EQ(quota_.bytes_of(other.tenant()), kStagingBytes);
+  // The memory of a layout is charged in the same way.
+  Register(mine, Layout(1 << 16));
+  EXPECT_GT(quota_.bytes_of(other.tenant()), kStagingBytes + (1 << 18));
+  EXPECT_EQ(quota_.bytes_of(greedy.tenant()), 4 * kStagingBytes);
+  for (const Opened& one : opened) End(one);
+  opened.clear();
+  executor_.RunAll();
+  EXPECT_EQ(quota_.bytes_of(greedy.tenant()), 0u);
+}
+
 TEST_F(SessionTableTest, WorldLargerThanTheQuotaIsRefused) {
   ExpectError(Open(0, 5).session.status(), absl::StatusCode::kResourceExhausted, "QUOTA",
               {"world_size 5", "quota_sessions_per_user", "4"});
@@ -184,7 +216,7 @@ TEST_F(SessionTableTest, RefusedSessionHoldsNothing) {
     EXPECT_EQ(Open(1, 3).session.status().code(), absl::StatusCode::kFailedPrecondition);
   }
   executor_.RunAll();
-  EXPECT_EQ(quota_.bytes_of(kUser), kStagingBytes);
+  EXPECT_EQ(quota_.bytes_of(Tenant(kUser)), kStagingBytes);
   EXPECT_EQ(sessions_.Sessions().size(), 1u);
   EXPECT_EQ(sessions_.opened(), opened);
   EXPECT_TRUE(Open(1).session.ok());

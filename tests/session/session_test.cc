@@ -129,7 +129,7 @@ TEST_F(SessionTest, FailedLayoutsDoNotCount) {
 TEST_F(SessionTest, LayoutBeyondTheArenaQuotaFailsOnEveryRank) {
   const Opened a = Open(0);
   const Opened b = Open(1);
-  const std::uint64_t held = quota_.bytes_of(kUser);
+  const std::uint64_t held = quota_.bytes_of(Tenant(kUser));
   // Fits once, but not twice.
   const LayoutRequest large = Layout(kQuotaBytes / 4 * 3 / sizeof(float));
   Register(a, large);
@@ -144,24 +144,24 @@ TEST_F(SessionTest, LayoutBeyondTheArenaQuotaFailsOnEveryRank) {
   // b's memory does not count; a's counts until its session ends.
   End(b);
   executor_.RunAll();
-  EXPECT_GT(quota_.bytes_of(kUser), held - kStagingBytes);
+  EXPECT_GT(quota_.bytes_of(Tenant(kUser)), held - kStagingBytes);
   End(a);
 }
 
 TEST_F(SessionTest, MemoryCountsUntilItIsFreed) {
   const Opened opened = Open(0);
   EXPECT_EQ(opened->memory_bytes(), kStagingBytes);
-  EXPECT_EQ(quota_.bytes_of(kUser), kStagingBytes);
+  EXPECT_EQ(quota_.bytes_of(Tenant(kUser)), kStagingBytes);
   Register(opened, Layout(2048));
   EXPECT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
   // The semaphores and the job's data of each bucket count too.
-  EXPECT_GT(quota_.bytes_of(kUser), kStagingBytes + 8192);
+  EXPECT_GT(quota_.bytes_of(Tenant(kUser)), kStagingBytes + 8192);
 }
 
 TEST_F(SessionTest, ReplacedLayoutFreesItsMemory) {
   const Opened opened = Open(0, 1);
   std::uint32_t channel = Ready(opened).channel;
-  const std::uint64_t held = quota_.bytes_of(kUser);
+  const std::uint64_t held = quota_.bytes_of(Tenant(kUser));
   opened.sink->Take();
   for (int i = 0; i < 1000; ++i) {
     LayoutRequest request = Layout(2048);
@@ -171,7 +171,7 @@ TEST_F(SessionTest, ReplacedLayoutFreesItsMemory) {
     ASSERT_TRUE(opened->ArenaMapped(next.channel).ok());
     executor_.RunAll();
     ASSERT_EQ(opened.sink->Take().size(), 1u);
-    ASSERT_EQ(quota_.bytes_of(kUser), held);
+    ASSERT_EQ(quota_.bytes_of(Tenant(kUser)), held);
     ASSERT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
     channel = next.channel;
   }
@@ -183,7 +183,7 @@ TEST_F(SessionTest, ReplacedLayoutFreesItsMemory) {
 TEST_F(SessionTest, ReleasedLayoutGivesBackItsPlaceItsMemoryAndItsName) {
   const Opened opened = Open(0, 1);
   Register(opened, Layout(10, "another"));
-  const std::uint64_t held = quota_.bytes_of(kUser);
+  const std::uint64_t held = quota_.bytes_of(Tenant(kUser));
   // More than half of what is left: a second one fits only when the first is freed.
   const LayoutRequest large = Layout(kQuotaBytes / 4 * 3 / sizeof(float));
   for (int i = 0; i < 100; ++i) {
@@ -195,10 +195,10 @@ TEST_F(SessionTest, ReleasedLayoutGivesBackItsPlaceItsMemoryAndItsName) {
     // The next registration comes before the executor has freed anything.
     ASSERT_TRUE(
         opened.job().ReleaseLayout(opened->identity().session(), registration.channel).ok());
-    ASSERT_GT(quota_.bytes_of(kUser), kQuotaBytes / 2);
+    ASSERT_GT(quota_.bytes_of(Tenant(kUser)), kQuotaBytes / 2);
   }
   executor_.RunAll();
-  EXPECT_EQ(quota_.bytes_of(kUser), held);
+  EXPECT_EQ(quota_.bytes_of(Tenant(kUser)), held);
   EXPECT_EQ(opened.job().Snapshot().layouts.size(), 1u);
 }
 

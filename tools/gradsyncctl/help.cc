@@ -42,7 +42,8 @@ Exit status:
   2  ERR   the daemon does not answer or does not serve, doctor finds a failure, or the command
            line is wrong
 
-Root and the daemon's own user see every job. Other users see their own jobs.
+Root and the daemon's own user see every job. Other users see their own jobs. From a pod of
+Kubernetes everybody sees the jobs of that pod alone, root too (option pod_root_sees_all).
 
 Examples:
   gradsyncctl status

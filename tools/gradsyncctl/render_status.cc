@@ -209,10 +209,12 @@ TextTable Users(const v1::GetStatusResponse& status) {
                    {"IN THE DAEMON", kRight},
                    {"OF", kRight}});
   for (const v1::UserMemory& user : status.users()) {
-    table.AddRow(
-        {absl::StrCat(user.uid()), FormatBytes(user.arena_bytes()), FormatBytes(user.gpu_bytes()),
-         FormatBytes(user.control_bytes()), FormatBytes(user.control_quota_bytes())},
-        static_cast<double>(user.control_bytes()));
+    const std::string pod =
+        user.pod().empty() ? "" : absl::StrCat(" in pod ", Printable(user.pod()));
+    table.AddRow({absl::StrCat(user.uid(), pod), FormatBytes(user.arena_bytes()),
+                  FormatBytes(user.gpu_bytes()), FormatBytes(user.control_bytes()),
+                  FormatBytes(user.control_quota_bytes())},
+                 static_cast<double>(user.control_bytes()));
   }
   return table;
 }

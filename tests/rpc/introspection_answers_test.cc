@@ -1,0 +1,130 @@
+#include "daemon/rpc/introspection_answers.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/session/session_fixture.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using Names = std::set<std::string>;
+
+// No user of a test: the daemon's own user, which the test plays, sees everything.
+constexpr uid_t kTenant = 54321, kOther = 54322;
+
+const PodPlace kNode{PodPlace::Kind::kNode, {}};
+const PodPlace kUnknown{};
+const PodPlace kPodA{PodPlace::Kind::kPod, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60")};
+const PodPlace kPodB{PodPlace::Kind::kPod, *PodId::Parse("0a4d5e7c111142229333abcdefabcdef")};
+
+ClientProcess Process(uid_t uid, const PodPlace& place, pid_t pid = 1) {
+  ClientProcess process;
+  process.uid = uid;
+  process.pid = pid;
+  process.place = place;
+  return process;
+}
+
+class IntrospectionTest : public SessionFixture {
+ protected:
+  void SetUp() override {
+    Begin("a", Process(kTenant, kPodA, 11));
+    Begin("b", Process(kTenant, kPodB, 12));
+    Begin("node", Process(kTenant, kNode, 13));
+    Begin("other", Process(kOther, kNode, 14));
+    Begin("root", Process(0, kPodB, 15));
+  }
+  void Begin(const std::string& job, const ClientProcess& process) {
+    sessions_of_test_.push_back(Open(0, 3, process, job));
+    ASSERT_TRUE(sessions_of_test_.back().session.ok());
+  }
+  IntrospectionContext Context() {
+    IntrospectionContext context;
+    context.sessions = &sessions_;
+    context.jobs = &jobs_;
+    context.quota = &quota_;
+    context.gpu_quota = &gpu_quota_;
+    context.control_quota = &control_quota_;
+    context.clock = &clock_;
+    return context;
+  }
+  // Checks all answers, each of which must show these jobs and as many users.
+  void ExpectSees(const IntrospectionContext& context, const ClientProcess& asker,
+                  const Names& jobs, std::size_t users, const std::string& who) {
+    const IntrospectionAnswers answers(context);
+    Names status, stats;
+    const v1::GetStatusResponse all = answers.Status(asker, {});
+    for (const auto& job : all.jobs()) status.insert(job.job_id());
+    const v1::GetStatsResponse numbers = answers.Stats(asker, {});
+    for (const auto& job : numbers.jobs()) stats.insert(job.job_id());
+    EXPECT_EQ(status, jobs) << who;
+    EXPECT_EQ(stats, jobs) << who;
+    EXPECT_EQ(static_cast<std::size_t>(all.users_size()), users) << who;
+    for (const char* job : {"a", "b", "node", "other", "root"}) {
+      v1::GetStatusRequest request;
+      request.set_job_id(job);
+      EXPECT_EQ(answers.Status(asker, request).jobs_size(), static_cast<int>(jobs.count(job)))
+          << who << " asks for " << job;
+    }
+  }
+
+  ArenaQuota gpu_quota_{1 << 20};
+  ArenaQuota control_quota_{1 << 20};
+  std::vector<Opened> sessions_of_test_;
+};
+
+const Names kAll = {"a", "b", "node", "other", "root"};
+
+TEST_F(IntrospectionTest, ShowsTheJobsOfTheAskersPod) {
+  const IntrospectionContext context = Context();
+  ExpectSees(context, Process(kTenant, kPodA), {"a"}, 1, "a user in a pod");
+  ExpectSees(context, Process(kTenant, kPodB), {"b"}, 1, "the same user in another pod");
+  ExpectSees(context, Process(kTenant, kNode), {"node"}, 1, "the same user in no pod");
+  ExpectSees(context, Process(kTenant, kUnknown), {"node"}, 1, "nobody knows where");
+  ExpectSees(context, Process(kOther, kPodA), {}, 0, "another user in the pod");
+}
+
+TEST_F(IntrospectionTest, RootOfTheNodeSeesAllAndRootOfAPodItsOwn) {
+  IntrospectionContext context = Context();
+  ExpectSees(context, Process(0, kNode), kAll, 5, "root on the node");
+  ExpectSees(context, Process(geteuid(), kNode), kAll, 5, "the daemon's user");
+  ExpectSees(context, Process(0, kPodA), {}, 0, "root in a pod without a job of root");
+  ExpectSees(context, Process(0, kPodB), {"root"}, 1, "root in its pod");
+  ExpectSees(context, Process(0, kUnknown), {}, 0, "root, nobody knows where");
+  context.pod = kPodA.pod;
+  ExpectSees(context, Process(0, kPodA), kAll, 5, "root in the daemon's pod");
+  ExpectSees(context, Process(0, kPodB), {"root"}, 1, "root in another pod");
+}
+
+TEST_F(IntrospectionTest, RootOfAPodSeesAllIfTheOptionSaysSo) {
+  IntrospectionContext context = Context();
+  context.pod_root_sees_all = true;
+  ExpectSees(context, Process(0, kPodB), kAll, 5, "root in a pod");
+  ExpectSees(context, Process(0, kUnknown), kAll, 5, "root, nobody knows where");
+  ExpectSees(context, Process(kTenant, kPodA), {"a"}, 1, "another user");
+}
+
+TEST_F(IntrospectionTest, JobOfSeveralPodsIsSeenFromEach) {
+  ASSERT_TRUE(Open(1, 3, Process(kTenant, kPodB, 16), "a").session.ok());
+  const IntrospectionContext context = Context();
+  ExpectSees(context, Process(kTenant, kPodA), {"a"}, 1, "the first pod");
+  ExpectSees(context, Process(kTenant, kPodB), {"a", "b"}, 1, "the second pod");
+}
+
+TEST_F(IntrospectionTest, NamesThePodOfASessionAndOfAUser) {
+  const v1::GetStatusResponse status =
+      IntrospectionAnswers(Context()).Status(Process(kTenant, kPodA), {});
+  ASSERT_EQ(status.jobs_size(), 1);
+  EXPECT_EQ(status.jobs(0).sessions(0).pod(), "6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60");
+  ASSERT_EQ(status.users_size(), 1);
+  EXPECT_EQ(status.users(0).uid(), kTenant);
+  EXPECT_EQ(status.users(0).pod(), "6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60");
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
