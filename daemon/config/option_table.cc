@@ -484,6 +484,9 @@ std::string NearestName(std::string_view unknown, const std::vector<std::string_
   std::string_view nearest;
   std::size_t least = std::max<std::size_t>(1, std::min<std::size_t>(3, spelled.size() / 3)) + 1;
   for (std::string_view name : names) {
+    // Cheap, and exact: two names differ in at least as many letters as their lengths do.
+    const auto [shorter, longer] = std::minmax({spelled.size(), name.size()});
+    if (longer - shorter >= least) continue;
     const std::size_t distance = EditDistance(spelled, name);
     if (distance < least) {
       least = distance;
