@@ -10,14 +10,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/rpc/fd_request.h"
 #include "proto/gradsync/shared_memory.h"
 
 namespace gradsync::daemon {
@@ -325,34 +324,22 @@ void AcceptLoop::AcceptFd() {
 }
 
 void AcceptLoop::AnswerFd(Watched* client) {
-  FdRequest request{};
-  const ssize_t size = recv(client->fd.get(), &request, sizeof(request), MSG_DONTWAIT | MSG_TRUNC);
-  FdReply reply{};
-  std::vector<SessionTable::Descriptor> descriptors;
-  absl::Status status;
-  if (size != static_cast<ssize_t>(sizeof(request)) || request.magic != kFdMagic) {
-    status =
-        absl::InvalidArgumentError("this is gradsync's side socket, which expects one FdRequest");
-  } else if (request.abi != kSharedMemoryAbi) {
-    status = absl::FailedPreconditionError(absl::StrCat("shared-memory ABI ", request.abi,
-                                                        ", this daemon has ", kSharedMemoryAbi,
-                                                        ": upgrade the older of the two"));
-  } else {
-    auto claimed = sessions_->Claim(
-        Nonce(reinterpret_cast<const char*>(request.nonce), kNonceBytes), client->caller);
-    status = claimed.status();
-    if (claimed.ok()) descriptors = *std::move(claimed);
+  char message[sizeof(FdRequest) + 1];  // one more: a longer message is no request
+  const ssize_t size = recv(client->fd.get(), message, sizeof(message), MSG_DONTWAIT);
+  const auto nonce =
+      DecodeFdRequest({message, static_cast<std::size_t>(std::max<ssize_t>(size, 0))});
+  using Claimed = absl::StatusOr<std::vector<SessionTable::Descriptor>>;
+  const Claimed claimed =
+      nonce.ok() ? sessions_->Claim(*nonce, client->caller) : Claimed(nonce.status());
+  if (!claimed.ok()) {
+    LogLimited(LogLevel::kWarning, "side socket: request refused",
+               {{"uid", client->caller.uid},
+                {"pid", client->caller.pid},
+                {"why", claimed.status().message()}});
+    SendReply(client->fd.get(), EncodeFdReply(claimed.status(), 0), {});
+    return;
   }
-  if (!status.ok()) {
-    LogLimited(
-        LogLevel::kWarning, "side socket: request refused",
-        {{"uid", client->caller.uid}, {"pid", client->caller.pid}, {"why", status.message()}});
-  }
-  reply.status = static_cast<std::uint32_t>(status.code());
-  reply.fd_count = static_cast<std::uint32_t>(descriptors.size());
-  const std::size_t length = std::min(status.message().size(), sizeof(reply.message) - 1);
-  if (length > 0) std::memcpy(reply.message, status.message().data(), length);
-  SendReply(client->fd.get(), reply, descriptors);
+  SendReply(client->fd.get(), EncodeFdReply(absl::OkStatus(), claimed->size()), *claimed);
 }
 
 void AcceptLoop::Tick() {
