@@ -2,7 +2,6 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <openssl/crypto.h>
 #include <poll.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -14,22 +13,21 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "daemon/base/clock.h"
 #include "daemon/engine/engine_errors.h"
 #include "daemon/engine/local_address.h"
+#include "daemon/engine/peer_hello.h"
+#include "daemon/engine/stored_peer.h"
 
 namespace gradsync::daemon {
 namespace {
 
-constexpr std::size_t kTokenBytes = 32;
-// The acceptor's token, then the connecting node's number and the channel's (4 bytes each,
-// little-endian). The acceptor answers with one byte.
-constexpr std::size_t kHelloBytes = kTokenBytes + 8;
+// The acceptor's answer to a PeerHello.
 constexpr char kWelcome = 1;
+// Of another node's agreement, in an error.
+constexpr std::size_t kMaxShownBytes = 256;
 // For a connection to show the token.
 constexpr std::uint64_t kHelloLimitNs = 5'000'000'000;
 // How often a node tries to connect whose connection is closed before it is welcome.
@@ -40,13 +38,7 @@ using Mesh = std::vector<std::vector<PeerStream>>;  // by channel, by node
 
 struct Listener {
   UniqueFd fd;
-  std::string token;  // kTokenBytes
-};
-
-// A node, as its value in the store describes it: "address port token", a newline, the agreement.
-struct Peer {
-  SocketAddress address;
-  std::string token;
+  std::string token;  // kPeerTokenBytes
 };
 
 absl::Status Errno(absl::string_view what) {
@@ -76,7 +68,7 @@ absl::StatusOr<Listener> Listen(const PeerMeshOptions& options) {
       listen(listener.fd.get(), SOMAXCONN) != 0) {
     return Errno(absl::StrCat("listen on ", options.address));
   }
-  char token[kTokenBytes];
+  char token[kPeerTokenBytes];
   if (getrandom(token, sizeof(token), 0) != static_cast<ssize_t>(sizeof(token))) {
     return Errno("getrandom");
   }
@@ -84,28 +76,25 @@ absl::StatusOr<Listener> Listen(const PeerMeshOptions& options) {
   return listener;
 }
 
-absl::StatusOr<Peer> Describe(const PeerMeshOptions& options, std::uint32_t node) {
+absl::StatusOr<StoredPeer> Describe(const PeerMeshOptions& options, std::uint32_t node) {
   const std::string& name = options.node_names[node];
   const absl::StatusOr<std::string> value = options.store->Get(Key(node), Left(options));
   if (absl::IsDeadlineExceeded(value.status())) {
     return EngineTimeout(name, "has not begun to connect");
   }
   if (!value.ok()) return value.status();
-  const std::pair<std::string, std::string> lines =
-      absl::StrSplit(*value, absl::MaxSplits('\n', 1));
-  const std::vector<std::string> words = absl::StrSplit(lines.first, ' ');
-  std::uint32_t port = 0;
-  if (words.size() != 3 || !absl::SimpleAtoi(words[1], &port) || port > 65535) {
-    return absl::UnavailableError(absl::StrCat("node ", name, " has stored a malformed address"));
+  absl::StatusOr<StoredPeer> peer = DecodeStoredPeer(*value);
+  if (!peer.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("node ", name, " has stored a malformed address: ", peer.status().message()));
   }
-  if (lines.second != options.agreement) {
+  if (peer->agreement != options.agreement) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the nodes' engines differ: node ", name, " has ", lines.second, ", node ",
-                     options.node_names[options.node], " has ", options.agreement));
+        absl::StrCat("the nodes' engines differ: node ", name, " has ",
+                     absl::CHexEscape(absl::string_view(peer->agreement).substr(0, kMaxShownBytes)),
+                     ", node ", options.node_names[options.node], " has ", options.agreement));
   }
-  absl::StatusOr<SocketAddress> address = ParseAddress(words[0], static_cast<std::uint16_t>(port));
-  if (!address.ok()) return address.status();
-  return Peer{*address, absl::HexStringToBytes(words[2])};
+  return peer;
 }
 
 // Waits until one of the descriptors is ready; false at the deadline. Also asks the store whether
@@ -127,22 +116,6 @@ void SendAtOnce(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 }
 
-std::string HelloOf(const Peer& peer, std::uint32_t node, std::uint32_t channel) {
-  std::string hello = peer.token;
-  for (const std::uint32_t number : {node, channel}) {
-    for (int i = 0; i < 4; ++i) hello.push_back(static_cast<char>(number >> (8 * i)));
-  }
-  return hello;
-}
-
-std::uint32_t NumberAt(const std::string& hello, std::size_t at) {
-  std::uint32_t number = 0;
-  for (std::size_t i = 0; i < 4; ++i) {
-    number |= std::uint32_t{static_cast<unsigned char>(hello[at + i])} << (8 * i);
-  }
-  return number;
-}
-
 // ---- The connecting side
 
 // Waits for the socket. ENGINE_TIMEOUT at the deadline.
@@ -154,7 +127,7 @@ absl::Status AwaitStream(const PeerMeshOptions& options, const PeerStream& strea
   return *ready ? absl::OkStatus() : EngineTimeout(name, "cannot be reached");
 }
 
-absl::StatusOr<UniqueFd> Dial(const PeerMeshOptions& options, const Peer& peer,
+absl::StatusOr<UniqueFd> Dial(const PeerMeshOptions& options, const StoredPeer& peer,
                               const std::string& name) {
   UniqueFd fd(
       socket(peer.address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -209,9 +182,9 @@ absl::Status Introduce(const PeerMeshOptions& options, const std::string& hello,
   return absl::OkStatus();
 }
 
-absl::StatusOr<PeerStream> ConnectTo(const PeerMeshOptions& options, const Peer& peer,
+absl::StatusOr<PeerStream> ConnectTo(const PeerMeshOptions& options, const StoredPeer& peer,
                                      const std::string& name, std::uint32_t channel) {
-  const std::string hello = HelloOf(peer, options.node, channel);
+  const std::string hello = EncodePeerHello(peer.token, {options.node, channel});
   for (int left = kTries;; --left) {
     absl::StatusOr<UniqueFd> fd = Dial(options, peer, name);
     if (!fd.ok()) return fd.status();
@@ -246,10 +219,10 @@ bool Advance(Stranger* stranger) {
     if (!*done) return false;
     stranger->connected = true;
   }
-  while (stranger->hello.size() < kHelloBytes) {
-    char bytes[kHelloBytes];
+  while (stranger->hello.size() < kPeerHelloBytes) {
+    char bytes[kPeerHelloBytes];
     const absl::StatusOr<std::size_t> got =
-        stranger->stream.Read(bytes, kHelloBytes - stranger->hello.size());
+        stranger->stream.Read(bytes, kPeerHelloBytes - stranger->hello.size());
     if (!got.ok()) stranger->stream.Close();
     if (!got.ok()) return true;
     if (*got == 0) return false;
@@ -318,15 +291,12 @@ class Acceptor {
   // Keeps the connection if it is one that is still to come, else closes it.
   void Admit(Stranger* stranger) {
     PeerStream stream = std::move(stranger->stream);
-    const std::string& hello = stranger->hello;
-    if (!stream.valid() || hello.size() != kHelloBytes ||
-        CRYPTO_memcmp(hello.data(), listener_.token.data(), kTokenBytes) != 0) {
+    const auto hello = DecodePeerHello(stranger->hello, listener_.token);
+    if (!stream.valid() || !hello.has_value() || hello->node <= options_.node ||
+        hello->node >= options_.nodes || hello->channel >= options_.channels) {
       return;
     }
-    const std::uint32_t node = NumberAt(hello, kTokenBytes);
-    const std::uint32_t channel = NumberAt(hello, kTokenBytes + 4);
-    if (node <= options_.node || node >= options_.nodes || channel >= options_.channels) return;
-    PeerStream& place = mesh_[channel][node];
+    PeerStream& place = mesh_[hello->channel][hello->node];
     const bool again = place.valid();
     // A new connection's buffer holds it.
     const absl::StatusOr<std::size_t> welcomed = stream.Write(&kWelcome, 1);
@@ -357,7 +327,7 @@ class Acceptor {
 absl::Status ConnectToOthers(const PeerMeshOptions& options, Mesh* mesh) {
   for (std::uint32_t node = 0; node < options.nodes; ++node) {
     if (node == options.node) continue;
-    const absl::StatusOr<Peer> peer = Describe(options, node);
+    const absl::StatusOr<StoredPeer> peer = Describe(options, node);
     if (!peer.ok()) return peer.status();
     if (node > options.node) continue;
     for (std::uint32_t channel = 0; channel < options.channels; ++channel) {
@@ -376,9 +346,8 @@ absl::StatusOr<std::vector<std::vector<PeerStream>>> ConnectPeers(const PeerMesh
   absl::StatusOr<Listener> listener = Listen(options);
   if (!listener.ok()) return listener.status();
   absl::Status status = options.store->Set(
-      Key(options.node),
-      absl::StrCat(options.address, " ", LocalPort(listener->fd.get()), " ",
-                   absl::BytesToHexString(listener->token), "\n", options.agreement));
+      Key(options.node), EncodeStoredPeer(options.address, LocalPort(listener->fd.get()),
+                                          listener->token, options.agreement));
   if (!status.ok()) return status;
   Mesh mesh(options.channels);
   for (auto& peers : mesh) peers.resize(options.nodes);

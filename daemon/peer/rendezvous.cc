@@ -68,12 +68,11 @@ absl::Status Rendezvous::When(const std::string& key,
     if (!cancelled_.ok()) return absl::OkStatus();
     const auto found = values_.find(key);
     if (found == values_.end()) {
-      auto& waiting = waiting_[key];
-      if (key.size() > kMaxKeyBytes || waiting_.size() > kMaxKeys || awaited_ >= kMaxKeys) {
+      if (key.size() > kMaxKeyBytes || awaited_ >= kMaxKeys) {
         return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
                          "too many rendezvous keys are asked for, or one that is too long");
       }
-      waiting.push_back(std::move(answer));
+      waiting_[key].push_back(std::move(answer));
       ++awaited_;
       return absl::OkStatus();
     }

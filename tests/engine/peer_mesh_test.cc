@@ -17,6 +17,7 @@
 #include "daemon/base/error.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/engine/peer_tls.h"
+#include "daemon/engine/stored_peer.h"
 #include "tests/engine/memory_store.h"
 #include "tests/engine/test_certificates.h"
 
@@ -24,6 +25,11 @@ namespace gradsync::daemon {
 namespace {
 
 using Mesh = absl::StatusOr<std::vector<std::vector<PeerStream>>>;
+
+// What a node has stored that listens nowhere.
+std::string Elsewhere() {
+  return EncodeStoredPeer("127.0.0.1", 1, std::string(kPeerTokenBytes, 'x'), "lanes=2");
+}
 
 PeerMeshOptions Options(std::uint32_t node, std::uint32_t nodes, RendezvousStore* store) {
   PeerMeshOptions options;
@@ -166,11 +172,35 @@ TEST(PeerMesh, NamesTheNodeWithoutAnAddress) {
   EXPECT_TRUE(absl::StrContains(mesh.status().message(), "node-1"));
 }
 
+TEST(PeerMesh, NamesTheNodeThatHasStoredNoAddress) {
+  for (const char* const value : {"", "127.0.0.1 1 00\nlanes=2", "nowhere 1 00\nlanes=2"}) {
+    MemoryStore store;
+    ASSERT_TRUE(store.Set("watch/1", value).ok());
+    const Mesh mesh = ConnectPeers(Options(0, 2, &store));
+    EXPECT_TRUE(absl::IsUnavailable(mesh.status())) << mesh.status();
+    EXPECT_TRUE(absl::StrContains(mesh.status().message(), "node-1")) << mesh.status();
+  }
+}
+
+TEST(PeerMesh, SettingsOfAnotherNodeAreShownAsPrintableText) {
+  MemoryStore store;
+  const std::string settings = "\xff\n" + std::string(4000, 'x');
+  ASSERT_TRUE(store
+                  .Set("watch/1", EncodeStoredPeer("127.0.0.1", 1,
+                                                   std::string(kPeerTokenBytes, 'x'), settings))
+                  .ok());
+  const Mesh mesh = ConnectPeers(Options(0, 2, &store));
+  EXPECT_TRUE(absl::IsFailedPrecondition(mesh.status())) << mesh.status();
+  EXPECT_TRUE(absl::StrContains(mesh.status().message(), R"(node-1 has \xff\nxxx)"))
+      << mesh.status();
+  EXPECT_LT(mesh.status().message().size(), 500u);
+}
+
 TEST(PeerMesh, NamesTheNodeThatDoesNotConnect) {
   MemoryStore store;
   PeerMeshOptions options = Options(0, 2, &store);
   options.deadline_ns = MonotonicNowNs() + 100'000'000;
-  ASSERT_TRUE(store.Set("watch/1", "127.0.0.1 1 00\nlanes=2").ok());
+  ASSERT_TRUE(store.Set("watch/1", Elsewhere()).ok());
   const Mesh mesh = ConnectPeers(options);
   EXPECT_EQ(DetailsOf(mesh.status()).reason, "ENGINE_TIMEOUT");
   EXPECT_TRUE(absl::StrContains(mesh.status().message(), "node-1"));
@@ -178,7 +208,7 @@ TEST(PeerMesh, NamesTheNodeThatDoesNotConnect) {
 
 TEST(PeerMesh, GivesUpWhenTheStoreIsCancelled) {
   MemoryStore store;
-  ASSERT_TRUE(store.Set("watch/1", "127.0.0.1 1 00\nlanes=2").ok());
+  ASSERT_TRUE(store.Set("watch/1", Elsewhere()).ok());
   Mesh mesh;
   std::thread connects([&] { mesh = ConnectPeers(Options(0, 2, &store)); });
   ASSERT_TRUE(store.Get("watch/0", absl::Seconds(10)).ok());
