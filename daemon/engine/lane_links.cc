@@ -22,12 +22,9 @@ absl::Status Broken(const std::string& name, const absl::Status& how) {
 }  // namespace
 
 LaneLinks::LaneLinks(std::vector<PeerStream> peers, std::vector<std::string> names)
-    : names_(std::move(names)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      peers_(peers.size()) {
-  for (std::size_t node = 0; node < peers.size(); ++node) {
-    peers_[node].stream = std::move(peers[node]);
-  }
+    : names_(std::move(names)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  peers_.reserve(peers.size());
+  for (PeerStream& stream : peers) peers_.emplace_back(std::move(stream));
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -39,7 +36,7 @@ LaneLinks::~LaneLinks() {
     MutexLock lock(&mutex_);
     drop = drop_unsent_;
   }
-  for (Peer& peer : peers_) drop ? peer.stream.Reset() : peer.stream.Close();
+  for (LaneConnection& peer : peers_) drop ? peer.stream().Reset() : peer.stream().Close();
 }
 
 void LaneLinks::DropUnsent() {
@@ -100,8 +97,8 @@ bool LaneLinks::TakePosted() {
     taken_.swap(posted_);
   }
   for (const Posted& posted : taken_) {
-    Peer& peer = peers_[posted.node];
-    (posted.receives ? peer.in : peer.out).transfers.Push(posted.transfer);
+    LaneConnection& peer = peers_[posted.node];
+    posted.receives ? peer.Receive(posted.transfer) : peer.Send(posted.transfer);
   }
   taken_.clear();
   return true;
@@ -113,14 +110,12 @@ void LaneLinks::Run() {
   while (TakePosted()) {
     absl::Status status;
     for (std::size_t node = 0; node < peers_.size() && status.ok(); ++node) {
-      Peer& peer = peers_[node];
-      status = Write(&peer);
-      if (status.ok()) status = Read(&peer);
+      LaneConnection& peer = peers_[node];
+      status = peer.Move(&done_);
       if (!status.ok()) status = Broken(names_[node], status);
-      const int events =
-          (peer.in.transfers.empty() ? 0 : POLLIN) | (peer.out.transfers.empty() ? 0 : POLLOUT);
       // Without a transfer the other side may close the connection: it has left in order.
-      polled[node] = {events != 0 ? peer.stream.fd() : -1, static_cast<short>(events), 0};
+      const int events = peer.events();
+      polled[node] = {events != 0 ? peer.stream().fd() : -1, static_cast<short>(events), 0};
     }
     if (!done_.empty()) {
       MutexLock lock(&mutex_);
@@ -142,61 +137,6 @@ void LaneLinks::Run() {
     running_ = false;
   }
   changed_.NotifyAll();
-}
-
-void LaneLinks::Done(Direction* direction) {
-  done_.push_back(direction->transfers.front().group);
-  direction->transfers.Pop();
-  direction->header_done = direction->data_done = 0;
-}
-
-absl::Status LaneLinks::Read(Peer* peer) {
-  Direction& in = peer->in;
-  while (!in.transfers.empty()) {
-    const Transfer& transfer = in.transfers.front();
-    const bool in_header = in.header_done < sizeof(Header);
-    std::byte* const to = in_header ? reinterpret_cast<std::byte*>(&in.header) + in.header_done
-                                    : transfer.data + in.data_done;
-    const std::size_t left =
-        in_header ? sizeof(Header) - in.header_done : transfer.bytes - in.data_done;
-    const absl::StatusOr<std::size_t> got = peer->stream.Read(to, left);
-    if (!got.ok()) return got.status();
-    if (*got == 0) return absl::OkStatus();
-    if (in_header) {
-      in.header_done += *got;
-      if (in.header_done < sizeof(Header)) continue;
-      if (in.header.number != ++in.number || in.header.bytes != transfer.bytes) {
-        return absl::InternalError("it has sent another message than the one that is expected");
-      }
-      continue;
-    }
-    in.data_done += *got;
-    if (in.data_done == transfer.bytes) Done(&in);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LaneLinks::Write(Peer* peer) {
-  Direction& out = peer->out;
-  while (!out.transfers.empty()) {
-    const Transfer& transfer = out.transfers.front();
-    const bool in_header = out.header_done < sizeof(Header);
-    out.header = {out.number + 1, transfer.bytes};
-    const std::byte* const from =
-        in_header ? reinterpret_cast<const std::byte*>(&out.header) + out.header_done
-                  : transfer.data + out.data_done;
-    const std::size_t left =
-        in_header ? sizeof(Header) - out.header_done : transfer.bytes - out.data_done;
-    const absl::StatusOr<std::size_t> sent = peer->stream.Write(from, left, /*more=*/in_header);
-    if (!sent.ok()) return sent.status();
-    if (*sent == 0) return absl::OkStatus();
-    (in_header ? out.header_done : out.data_done) += *sent;
-    if (out.data_done == transfer.bytes) {
-      ++out.number;
-      Done(&out);
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace gradsync::daemon

@@ -13,23 +13,20 @@
 #include "absl/status/status.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/engine/lane_connection.h"
 #include "daemon/engine/peer_stream.h"
-#include "daemon/engine/ring.h"
 
 namespace gradsync::daemon {
 
-// Between two nodes, messages arrive in the order in which they were sent. Both sides know what
-// comes next and how long it is: the receiver names the memory before the message comes, and a
-// message that is not the expected one breaks the connection. Until then the sender waits.
+// Both sides know what comes next and how long it is: the receiver names the memory before the
+// message comes (LaneConnection). Until then the sender waits.
 //
 // Thread-safe. Has one thread, which sleeps in poll(). The caller keeps memory and groups alive
 // until their transfers are done, or this is destroyed.
 class LaneLinks {
  public:
-  // Transfers that are waited for together.
-  struct Group {
-    int left = 0;  // guarded by the mutex of the LaneLinks
-  };
+  // Guarded by the mutex of the LaneLinks.
+  using Group = TransferGroup;
 
   // `peers`: by node, connected; closed for this node. `names`: by node.
   LaneLinks(std::vector<PeerStream> peers, std::vector<std::string> names);
@@ -55,29 +52,6 @@ class LaneLinks {
   void DropUnsent();
 
  private:
-  // What comes before each message.
-  struct Header {
-    std::uint64_t number = 0;  // of the message on this connection, from 1
-    std::uint64_t bytes = 0;
-  };
-  struct Transfer {
-    Group* group = nullptr;
-    std::byte* data = nullptr;
-    std::size_t bytes = 0;
-  };
-  // One direction of a connection.
-  struct Direction {
-    Ring<Transfer> transfers;
-    Header header;                // of the first transfer
-    std::size_t header_done = 0;  // bytes
-    std::size_t data_done = 0;
-    std::uint64_t number = 0;  // of the last message
-  };
-  struct Peer {
-    PeerStream stream;
-    Direction in;
-    Direction out;
-  };
   struct Posted {
     std::size_t node = 0;
     bool receives = false;
@@ -89,16 +63,13 @@ class LaneLinks {
   void Run();
   // Takes over what was posted. False: it has ended.
   bool TakePosted();
-  absl::Status Read(Peer* peer);
-  absl::Status Write(Peer* peer);
-  void Done(Direction* direction);
   void Fail(const absl::Status& why);
 
   const std::vector<std::string> names_;
   const UniqueFd wake_;  // eventfd
 
   // For the thread alone.
-  std::vector<Peer> peers_;
+  std::vector<LaneConnection> peers_;  // by node
   std::vector<Posted> taken_;
   std::vector<Group*> done_;  // to be told
 
