@@ -27,17 +27,26 @@ bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned) {
 
 // ---- The life of a layout
 
-void AgentLayouts::Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces,
-                          LayoutPlan plan, std::shared_ptr<ArenaQuota::Reservation> charge) {
+absl::Status AgentLayouts::Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces,
+                                  LayoutPlan plan,
+                                  std::shared_ptr<ArenaQuota::Reservation> charge) {
   // Never more: the spec takes more than its plan.
   if (charge != nullptr && charge->bytes() > BytesOf(plan)) (void)charge->Resize(BytesOf(plan));
   MutexLock lock(&mutex_);
-  if (ended_) return;
-  Layout& layout = layouts_[assigned.channel()];
+  if (ended_) return absl::OkStatus();
+  const auto [entry, added] = layouts_.try_emplace(assigned.channel());
+  if (!added) {
+    // The other layout's memory may be too small for this plan.
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kMalformed,
+                     absl::StrCat("the coordinator assigned channel ", assigned.channel(),
+                                  " to a second layout of rank ", rank_));
+  }
+  Layout& layout = entry->second;
   layout.request_id = assigned.request_id();
   layout.replaces = replaces;
   layout.plan = std::move(plan);
   layout.charge = std::move(charge);
+  return absl::OkStatus();
 }
 
 void AgentLayouts::KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory) {

@@ -35,10 +35,10 @@ class AgentLayouts {
       : user_(user), rank_(rank), executor_(executor) {}
 
   // ---- The life of a layout
-  // The coordinator has assigned its channel.
-  // `charge` is reduced to what the plan takes; may be null.
-  void Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan,
-              std::shared_ptr<ArenaQuota::Reservation> charge);
+  // The coordinator has assigned its channel. `charge` is reduced to what the plan takes; may be
+  // null. FAILED_PRECONDITION: another layout has this channel.
+  absl::Status Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan,
+                      std::shared_ptr<ArenaQuota::Reservation> charge);
   // Keeps `memory`, which the rank has for the channel, or frees it if the layout has ended.
   void KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory);
   // False: the layout has ended, because its agreement has just failed.

@@ -126,7 +126,9 @@ void ForwardingJob::OnAssigned(const v1::LayoutAssigned& assigned) {
     pending.answer(plan.status());
     return;
   }
-  layouts_.Assign(assigned, pending.replaces, *plan, std::move(pending.charge));
+  const absl::Status status =
+      layouts_.Assign(assigned, pending.replaces, *plan, std::move(pending.charge));
+  if (!status.ok()) return pending.answer(status);
   pending.answer(Registration{assigned.channel(), *std::move(plan)});
 }
 

@@ -123,6 +123,35 @@ TEST_F(ForwardingJobTest, ReleasedLayoutsMemoryIsKeptUntilTheRanksStepIsDecided)
   EXPECT_FALSE(memory_.Shared());
 }
 
+// Its memory would be that of the first layout, which may be smaller.
+TEST_F(ForwardingJobTest, SecondLayoutOfAChannelIsRefused) {
+  Map(1);
+  LayoutSpec larger = layout_;
+  larger.explicit_buckets = {{DataType::kFloat32, 4}, {DataType::kFloat32, 4096}};
+  LayoutRequest request;
+  request.request_id = 2;
+  request.spec = larger;
+  absl::Status answer;
+  job_->RegisterLayout(job_->session(), request,
+                       [&](const auto& registration) { answer = registration.status(); });
+  const auto plan = PlanLayout(larger, 10);
+  ASSERT_TRUE(plan.ok());
+  v1::SessionResponse response;
+  Encode(*plan, response.mutable_layout_assigned());
+  response.mutable_layout_assigned()->set_request_id(2);
+  response.mutable_layout_assigned()->set_channel(1);
+  EXPECT_FALSE(job_->Take(response));
+  EXPECT_EQ(DetailsOf(answer).reason, "MALFORMED") << answer;
+  v1::Launch launch;
+  launch.set_channel(1);
+  launch.set_bucket(1);
+  launch.set_dtype(v1::DATA_TYPE_FLOAT32);
+  launch.set_count(4096);
+  EXPECT_TRUE(absl::IsFailedPrecondition(job_->layouts().MemoryOf(launch).status()));
+  launch.set_count(4);
+  EXPECT_TRUE(job_->layouts().MemoryOf(launch).ok()) << "the first layout is as it was";
+}
+
 TEST_F(ForwardingJobTest, MessagesAreForwardedAsTheyCame) {
   std::vector<v1::SessionRequest> requests(10);
   requests[0].mutable_bucket_ready()->set_channel(1);
