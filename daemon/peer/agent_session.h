@@ -68,6 +68,11 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
   void Tick(std::uint64_t now_ns);
 
+  // ---- For the stream
+  void OnAccepted() override;
+  void OnMessage(const v1::AttachRequest& message) override;
+  void OnEnd(const absl::Status& end) override;
+
   // ---- NodeLink
   void Queue(v1::AttachResponse message) override { Stream::Queue(std::move(message)); }
   void Flush() override { Stream::Flush(); }
@@ -77,9 +82,6 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }
 
  private:
-  void OnAccepted() override;
-  void OnMessage(const v1::AttachRequest& message) override;
-  void OnEnd(const absl::Status& end) override;
   std::size_t BytesOf(const v1::AttachResponse& message) const override {
     return message.ByteSizeLong();
   }

@@ -89,15 +89,17 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
 
   void Cancel() override { call_.TryCancel(); }
 
+  // ---- For the stream
+  void OnMessage(const v1::AttachResponse& message) override;
+  void OnEnd(const absl::Status& end) override;
+  void OnFinished() override;
+
  private:
   enum class State : std::uint8_t { kDialing, kUp, kSelf, kEnded };
   enum class Unless : std::uint8_t { kNever, kNeeded };
   using Waiting = ForwardedRanks::Waiting;
 
   void OnStarted(bool ok);
-  void OnMessage(const v1::AttachResponse& message) override;
-  void OnEnd(const absl::Status& end) override;
-  void OnFinished() override;
   std::size_t BytesOf(const v1::AttachRequest& message) const override {
     return message.ByteSizeLong();
   }

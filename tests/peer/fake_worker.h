@@ -3,6 +3,7 @@
 #ifndef TESTS_PEER_FAKE_WORKER_H_
 #define TESTS_PEER_FAKE_WORKER_H_
 
+#include <cstddef>
 #include <utility>
 #include <vector>
 
@@ -24,6 +25,7 @@ class FakeWorker final : public WorkerPort {
   }
   absl::Status EndReason() const override { return killed; }
 
+  std::size_t unanswered() const { return answers.size() - answered_; }
   // Answers the oldest unanswered call.
   void Answer(absl::StatusOr<Reply> reply) { answers[answered_++](std::move(reply)); }
 
