@@ -56,9 +56,7 @@ def wrap(
         session = _session.default_session()
     held = _hold.is_held(session)
     if held:
-        _hold.check_wrapping(
-            session, module, ignored, options.sync_buffers, options.device_verdict
-        )
+        _hold.check_wrapping(session, module, ignored, options.sync_buffers, options.device_verdict)
     if options.device_verdict:
         buffers = [
             n for n, _ in module.named_buffers() if options.sync_buffers and n not in ignored
