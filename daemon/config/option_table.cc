@@ -449,17 +449,21 @@ std::vector<OptionEntry> MakeTable() {
   };
 }
 
-std::size_t EditDistance(std::string_view a, std::string_view b) {
+// The edit distance of `a` and `b`, or any number from `limit` on if it is not below `limit`.
+std::size_t EditDistance(std::string_view a, std::string_view b, std::size_t limit) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (std::size_t i = 1; i <= a.size(); ++i) {
     std::size_t diagonal = row[0];
+    std::size_t least = i;
     row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
       const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
       diagonal = row[j];
       row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+      least = std::min(least, row[j]);
     }
+    if (least >= limit) return least;  // no later row has less
   }
   return row[b.size()];
 }
@@ -487,7 +491,7 @@ std::string NearestName(std::string_view unknown, const std::vector<std::string_
     // Cheap, and exact: two names differ in at least as many letters as their lengths do.
     const auto [shorter, longer] = std::minmax({spelled.size(), name.size()});
     if (longer - shorter >= least) continue;
-    const std::size_t distance = EditDistance(spelled, name);
+    const std::size_t distance = EditDistance(spelled, name, least);
     if (distance < least) {
       least = distance;
       nearest = name;
