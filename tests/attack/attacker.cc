@@ -7,10 +7,8 @@
 // daemon refuses: that is the daemon's defence. tests/attack and tools/soak run it beside innocent
 // jobs. The attacks are in Attacks(), at the end.
 
-#include <grp.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -32,6 +30,7 @@
 #include "gradsync/v1/introspection.grpc.pb.h"
 #include "tests/attack/raw_http2.h"
 #include "tests/fault/raw_session.h"
+#include "tests/kit/become_user.h"
 #include "tests/kit/child_process.h"
 
 namespace gradsync::attack {
@@ -277,14 +276,8 @@ int Main(int argc, char** argv) {
     std::cerr << std::endl;
     return 2;
   }
-  if (!flags["--uid"].empty()) {
-    const auto id = static_cast<uid_t>(std::stoul(flags["--uid"]));
-    if (setgroups(0, nullptr) != 0 || setresgid(id, id, id) != 0 || setresuid(id, id, id) != 0) {
-      std::perror("attacker: setresuid");
-      return 1;
-    }
-    prctl(PR_SET_DUMPABLE, 1);  // LeakSanitizer must attach to this process
-  }
+  const std::string& uid = flags["--uid"];
+  if (!uid.empty() && !BecomeUser(static_cast<uid_t>(std::stoul(uid)))) return 1;
   Target target;
   target.socket = flags["--socket"];
   target.side_socket = target.socket.substr(0, target.socket.rfind(".sock")) + "-fd.sock";

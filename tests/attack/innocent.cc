@@ -7,10 +7,6 @@
 // in float32 elements of a bucket. A step lasts from its first mark to its verdict. `wrong`:
 // buckets with another sum than the ranks' gradients have.
 
-#include <grp.h>
-#include <sys/prctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
@@ -24,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "gradsync/client.h"
+#include "tests/kit/become_user.h"
 #include "tests/kit/deadline.h"
 
 namespace gradsync::attack {
@@ -95,14 +92,8 @@ int Main(int argc, char** argv) {
     const std::size_t equals = flag.find('=');
     flags[flag.substr(0, equals)] = equals == std::string::npos ? "" : flag.substr(equals + 1);
   }
-  if (!flags["--uid"].empty()) {
-    const auto id = static_cast<uid_t>(std::stoul(flags["--uid"]));
-    if (setgroups(0, nullptr) != 0 || setresgid(id, id, id) != 0 || setresuid(id, id, id) != 0) {
-      std::perror("innocent: setresuid");
-      return 1;
-    }
-    prctl(PR_SET_DUMPABLE, 1);  // LeakSanitizer must attach to this process
-  }
+  const std::string& uid = flags["--uid"];
+  if (!uid.empty() && !BecomeUser(static_cast<uid_t>(std::stoul(uid)))) return 1;
   const auto world_size = static_cast<std::uint32_t>(std::stoul(flags["--ranks"]));
   LayoutSpec spec;
   spec.op = ReduceOp::kSum;

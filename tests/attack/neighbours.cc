@@ -1,6 +1,5 @@
 #include "tests/attack/neighbours.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,22 +10,10 @@
 
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/pipe.h"
 
 namespace gradsync::attack {
 namespace {
-
-struct Pipe {
-  Pipe() {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-      std::perror("pipe2");
-      std::abort();
-    }
-    read = Descriptor(ends[0]);
-    write = Descriptor(ends[1]);
-  }
-  Descriptor read, write;
-};
 
 // A program that reads commands and answers with lines.
 struct Program {

@@ -10,29 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "tests/kit/gate.h"
+
 namespace gradsync::daemon {
 namespace {
 
 constexpr Tenant kAlice(1000), kBob(1001);
-
-// Opens once.
-class Gate {
- public:
-  void Open() {
-    MutexLock lock(&mutex_);
-    open_ = true;
-    changed_.NotifyAll();
-  }
-  void Wait() {
-    MutexLock lock(&mutex_);
-    while (!open_) changed_.Wait(&mutex_);
-  }
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  bool open_ ABSL_GUARDED_BY(mutex_) = false;
-};
 
 TEST(FairExecutorTest, RunsAUsersWorkInOrderAndOneAtATime) {
   std::vector<int> order;  // no lock: only one piece runs at a time

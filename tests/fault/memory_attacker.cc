@@ -12,10 +12,8 @@
 //
 // The line: how many calls or sessions ended, or were refused something, then the last status.
 
-#include <grp.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -28,6 +26,7 @@
 
 #include "gradsync/v1/gradsync.pb.h"
 #include "tests/fault/raw_session.h"
+#include "tests/kit/become_user.h"
 
 namespace gradsync::fault {
 namespace {
@@ -240,8 +239,7 @@ void RunJobs(const std::string& socket, std::size_t jobs, std::size_t layouts) {
 }
 
 int Run(const std::vector<std::string>& arguments) {
-  const gid_t group = kUser;
-  if (setgroups(1, &group) != 0 || setgid(kUser) != 0 || setuid(kUser) != 0) return 1;
+  if (!BecomeUser(kUser)) return 1;
   const std::string& socket = arguments.at(1);
   const std::string& attack = arguments.at(2);
   const auto number = [&](std::size_t i) { return Number(arguments.at(i).c_str()); };

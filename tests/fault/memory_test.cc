@@ -1,16 +1,15 @@
 // A user who wants the daemon's memory gets little of it, and another user's job goes on. Runs
 // outside Bazel's sandbox: inside it root cannot become another user.
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -18,6 +17,8 @@
 #include "tests/fault/trainer.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/pipe.h"
+#include "tests/kit/process_memory.h"
 
 namespace gradsync::fault {
 namespace {
@@ -26,31 +27,19 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 // Far above what a busy machine does to a step, and below what the attacks did.
 constexpr std::uint64_t kLongestStepNs = 2'000'000'000ull * kScale;
 
-// A memory size in /proc/PID/status.
-std::uint64_t BytesOf(pid_t pid, const std::string& field) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field + ":", 0) == 0) return std::stoull(line.substr(field.size() + 1)) * 1024;
-  }
-  return 0;
-}
-
 // Runs memory_attacker. It ends with the test.
 class Attacker {
  public:
   Attacker(const TestDaemon& daemon, const std::vector<std::string>& attack) {
-    int in[2], out[2];
-    EXPECT_EQ(pipe2(in, O_CLOEXEC), 0);
-    EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
-    const Descriptor read_in(in[0]), write_out(out[1]);
-    input_ = Descriptor(in[1]);
+    Pipe in, out;
     ChildOptions child;
     child.arguments = {"tests/fault/memory_attacker", daemon.socket()};
     child.arguments.insert(child.arguments.end(), attack.begin(), attack.end());
-    child.input = read_in.get();
-    child.output = write_out.get();
+    child.input = in.read.get();
+    child.output = out.write.get();
     process_ = std::make_unique<ChildProcess>(child);
-    output_ = std::make_unique<LineReader>(Descriptor(out[0]));
+    input_ = std::move(in.write);
+    output_ = std::make_unique<LineReader>(std::move(out.read));
   }
   // Its line, or nothing if there is none within `patience_ms`.
   std::optional<std::string> Report(int patience_ms) { return output_->Next(patience_ms); }
@@ -102,8 +91,8 @@ class MemoryTest : public testing::Test {
     return report.value_or("");
   }
 
-  std::uint64_t Peak() const { return BytesOf(daemon_.pid(), "VmHWM"); }
-  std::uint64_t Resident() const { return BytesOf(daemon_.pid(), "VmRSS"); }
+  std::uint64_t Peak() const { return MemoryBytes(daemon_.pid(), "VmHWM"); }
+  std::uint64_t Resident() const { return MemoryBytes(daemon_.pid(), "VmRSS"); }
   // What the attack has cost at most. A sanitizer keeps freed memory, so its figures mean nothing.
   void ExpectCostBelow(std::uint64_t bytes) const {
     if (kScale == 1) {

@@ -1,6 +1,5 @@
 #include "tests/fault/trainer.h"
 
-#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,22 +11,10 @@
 
 #include "gtest/gtest.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/pipe.h"
 
 namespace gradsync::fault {
 namespace {
-
-struct Pipe {
-  Pipe() {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) {
-      std::perror("pipe2");
-      std::abort();
-    }
-    read = Descriptor(ends[0]);
-    write = Descriptor(ends[1]);
-  }
-  Descriptor read, write;
-};
 
 std::string JoinCommand(const std::string& socket, std::uint32_t rank, std::uint32_t world_size,
                         const std::string& job, const std::string& options) {
