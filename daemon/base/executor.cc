@@ -2,9 +2,19 @@
 
 #include <utility>
 
+#include "daemon/base/thread.h"
+
 namespace gradsync::daemon {
 
 SerialExecutor::SerialExecutor() : thread_([this] { Loop(); }) {}
+
+absl::StatusOr<std::unique_ptr<SerialExecutor>> SerialExecutor::Start() {
+  std::unique_ptr<SerialExecutor> executor(new SerialExecutor(NoThread{}));
+  auto thread = StartThread([raw = executor.get()] { raw->Loop(); });
+  if (!thread.ok()) return thread.status();
+  executor->thread_ = *std::move(thread);
+  return executor;
+}
 
 SerialExecutor::~SerialExecutor() {
   {
@@ -12,7 +22,7 @@ SerialExecutor::~SerialExecutor() {
     stopping_ = true;
   }
   changed_.NotifyOne();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void SerialExecutor::Run(std::function<void()> work) {
@@ -37,7 +47,16 @@ void SerialExecutor::Loop() {
   }
 }
 
+ConcurrentExecutor::ConcurrentExecutor(std::size_t max_threads)
+    : max_threads_(max_threads), thread_([this] { Stay(); }) {}
+
 ConcurrentExecutor::~ConcurrentExecutor() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  changed_.NotifyAll();
+  thread_.join();
   Threads finished;
   {
     MutexLock lock(&mutex_);
@@ -52,16 +71,61 @@ void ConcurrentExecutor::Run(std::function<void()> work) {
   {
     MutexLock lock(&mutex_);
     finished.swap(finished_);
-    const auto self = running_.emplace(running_.end());
-    *self = std::thread([this, self, work = std::move(work)]() mutable {
-      work();
-      work = nullptr;
-      MutexLock done(&mutex_);
-      finished_.splice(finished_.end(), running_, self);
-      changed_.NotifyAll();
-    });
+    queue_.push_back(std::move(work));
+    // The thread that waits takes one piece.
+    if (queue_.size() > idle_ && running_.size() + 1 < max_threads_) StartLocked();
   }
+  changed_.NotifyAll();
   Join(&finished);
+}
+
+void ConcurrentExecutor::StartLocked() {
+  const auto self = running_.emplace(running_.end());
+  auto thread = StartThread([this, self] { RunQueued(self); });
+  if (thread.ok()) {
+    *self = *std::move(thread);
+  } else {
+    running_.erase(self);  // another thread does the work later
+  }
+}
+
+void ConcurrentExecutor::RunQueued(Threads::iterator self) {
+  for (;;) {
+    std::function<void()> work;
+    {
+      MutexLock lock(&mutex_);
+      if (queue_.empty()) {
+        finished_.splice(finished_.end(), running_, self);
+        changed_.NotifyAll();
+        return;
+      }
+      work = TakeLocked();
+    }
+    work();
+  }
+}
+
+void ConcurrentExecutor::Stay() {
+  for (;;) {
+    std::function<void()> work;
+    {
+      MutexLock lock(&mutex_);
+      while (queue_.empty() && !stopping_) {
+        idle_ = 1;
+        changed_.Wait(&mutex_);
+        idle_ = 0;
+      }
+      if (queue_.empty()) return;
+      work = TakeLocked();
+    }
+    work();
+  }
+}
+
+std::function<void()> ConcurrentExecutor::TakeLocked() {
+  std::function<void()> work = std::move(queue_.front());
+  queue_.pop_front();
+  return work;
 }
 
 void ConcurrentExecutor::Join(Threads* threads) {

@@ -4,11 +4,14 @@
 #ifndef DAEMON_BASE_EXECUTOR_H_
 #define DAEMON_BASE_EXECUTOR_H_
 
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <list>
+#include <memory>
 #include <thread>
 
+#include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
 
 namespace gradsync::daemon {
@@ -26,12 +29,17 @@ class Executor {
 // destructor runs everything that is queued.
 class SerialExecutor final : public Executor {
  public:
+  // For an executor that lives as long as the daemon: ends the program if there is no thread.
   SerialExecutor();
+  // For the others. RESOURCE_EXHAUSTED: no thread could be started.
+  static absl::StatusOr<std::unique_ptr<SerialExecutor>> Start();
   ~SerialExecutor() override;
 
   void Run(std::function<void()> work) override;
 
  private:
+  struct NoThread {};
+  explicit SerialExecutor(NoThread) {}
   void Loop();
 
   Mutex mutex_;
@@ -42,10 +50,12 @@ class SerialExecutor final : public Executor {
 };
 
 // A thread for each piece of work, for work that may block for seconds and must not delay other
-// work. It does not bound the number of threads. Thread-safe. The destructor waits for all threads.
+// work. One thread is always there, so that work runs later if no more can be started, or if there
+// are as many as there may be. Its users bound the queue. Thread-safe. The destructor runs
+// everything that is queued.
 class ConcurrentExecutor final : public Executor {
  public:
-  ConcurrentExecutor() = default;
+  explicit ConcurrentExecutor(std::size_t max_threads);
   ~ConcurrentExecutor() override;
 
   void Run(std::function<void()> work) override;
@@ -53,11 +63,24 @@ class ConcurrentExecutor final : public Executor {
  private:
   using Threads = std::list<std::thread>;
   static void Join(Threads* threads);
+  // Starts a thread, if it can.
+  void StartLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::function<void()> TakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The main functions of threads: of `self`, which ends when no work is queued, and of the one
+  // that stays.
+  void RunQueued(Threads::iterator self);
+  void Stay();
+
+  const std::size_t max_threads_;
 
   Mutex mutex_;
   CondVar changed_;
-  Threads running_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::function<void()>> queue_ ABSL_GUARDED_BY(mutex_);
+  std::size_t idle_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that wait for work: 0 or 1
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Threads running_ ABSL_GUARDED_BY(mutex_);   // besides the one that stays
   Threads finished_ ABSL_GUARDED_BY(mutex_);  // about to end; the next call joins them
+  std::thread thread_;  // last, so that the other members exist when it starts
 };
 
 }  // namespace gradsync::daemon

@@ -37,6 +37,8 @@ struct EngineOptions : EngineSettings {
   // exchanges; not if Abort() is the cause. The call may come before Connect returns the same
   // error. May be empty.
   std::function<void(const absl::Status&)> failed;
+  // Counts the engine: kept until it is destroyed. May be null.
+  std::shared_ptr<void> counted;
 };
 
 }  // namespace gradsync::daemon

@@ -47,6 +47,7 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
         send(std::move(message));
       });
   EngineSpec spec;
+  spec.user = context_.user;
   spec.node = connect.node();
   spec.node_names.assign(connect.node_names().begin(), connect.node_names().end());
   spec.address = context_.address.empty() ? connect.address() : context_.address;
@@ -70,12 +71,17 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
   epoch->exchange = std::make_unique<NodeExchange>(
       [make = context_.make_engine, spec, store = epoch->store]() mutable {
         spec.store = store.get();
-        return make(spec);
+        auto engine = make(spec);
+        return engine.ok() ? std::move(engine) : NamingNode(spec, engine.status());
       },
       spec.failed);
+  const absl::Status failure = epoch->exchange->failure();
   epochs_.fetch_add(1);
-  MutexLock lock(&mutex_);
-  epoch_ = std::move(epoch);
+  {
+    MutexLock lock(&mutex_);
+    epoch_ = std::move(epoch);
+  }
+  if (!failure.ok()) spec.failed(NamingNode(spec, failure));
 }
 
 std::shared_ptr<AgentEngine::Epoch> AgentEngine::Find(std::uint64_t number) const {

@@ -33,6 +33,7 @@ namespace gradsync::daemon {
 class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
+    std::uint32_t user = 0;  // whose job it is
     // Where this node's engines listen; empty: the address that the coordinator sees.
     std::string address;
     std::uint64_t staging_bytes = 0;

@@ -4,7 +4,9 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "daemon/base/error.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -36,11 +38,19 @@ v1::Launch MessageOf(const ReduceOperation& operation) {
 
 }  // namespace
 
-EngineEpoch::EngineEpoch(std::uint64_t epoch, NodeLinks links,
+absl::Status NamingNode(const EngineSpec& spec, const absl::Status& why) {
+  if (!absl::IsResourceExhausted(why) || spec.node >= spec.node_names.size()) return why;
+  const std::string& node = spec.node_names[spec.node];
+  return MakeError(why.code(), Reason(DetailsOf(why).reason),
+                   absl::StrCat("node ", node, ": ", why.message()), {{field::kNode, node}});
+}
+
+EngineEpoch::EngineEpoch(std::uint64_t epoch, std::uint32_t user, NodeLinks links,
                          const NodeGroupEnvironment& environment,
                          std::function<void(const absl::Status&)> failed)
     : epoch_(epoch), links_(std::move(links)), clock_(environment.clock) {
   EngineSpec spec;
+  spec.user = user;
   spec.address = environment.address;
   if (spec.address.empty() && !links_.empty()) {
     // The address that the first of the others reaches. If it is wrong, connecting fails with an
@@ -56,9 +66,13 @@ EngineEpoch::EngineEpoch(std::uint64_t epoch, NodeLinks links,
   exchange_ = std::make_unique<NodeExchange>(
       [make = environment.make_engine, spec, store = store_]() mutable {
         spec.store = store.get();
-        return make(spec);
+        auto engine = make(spec);
+        return engine.ok() ? std::move(engine) : NamingNode(spec, engine.status());
       },
       std::move(failed));
+  if (const absl::Status failure = exchange_->failure(); !failure.ok()) {
+    Suspect(NamingNode(spec, failure));
+  }
 }
 
 void EngineEpoch::QueueConnect(const EngineSettings& settings) {
@@ -143,7 +157,9 @@ absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<voi
                                                  const GradientStats& stats) {
     done(launch, status, measures ? std::optional<GradientStats>(stats) : std::nullopt);
   };
-  return exchange_->Submit(std::move(work));
+  const absl::Status submitted = exchange_->Submit(std::move(work));
+  // The suspicion names the node.
+  return submitted.ok() || suspicion_.ok() ? submitted : suspicion_;
 }
 
 void EngineEpoch::Suspect(const absl::Status& why) {

@@ -30,6 +30,7 @@ namespace gradsync::daemon {
 
 // The arguments of an EngineMaker, which makes an engine and blocks until every node has connected.
 struct EngineSpec {
+  std::uint32_t user = 0;  // whose job it is for
   std::uint32_t node = 0;
   std::vector<std::string> node_names;
   std::string address;  // of this node, for the others
@@ -38,8 +39,11 @@ struct EngineSpec {
   RendezvousStore* store = nullptr;
   // As in EngineOptions.
   std::function<void(const absl::Status&)> failed;
+  std::shared_ptr<void> counted;
 };
 using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;
+// `why`, with the name of this node if it says that something here is used up.
+absl::Status NamingNode(const EngineSpec& spec, const absl::Status& why);
 
 // The environment that all node groups of a daemon share. Its objects outlive them.
 struct NodeGroupEnvironment {
@@ -73,8 +77,10 @@ class EngineEpoch {
                                         const std::optional<GradientStats>&)>;
 
   // Tells the nodes of `links` (nodes 1, 2, ...; this one is node 0) to connect, and connects this
-  // node's engine. `failed` may be called by the engine from then on, on any thread.
-  EngineEpoch(std::uint64_t epoch, NodeLinks links, const NodeGroupEnvironment& environment,
+  // node's engine for a job of `user`. `failed` may be called by the engine from then on, on any
+  // thread.
+  EngineEpoch(std::uint64_t epoch, std::uint32_t user, NodeLinks links,
+              const NodeGroupEnvironment& environment,
               std::function<void(const absl::Status&)> failed);
 
   std::uint64_t epoch() const { return epoch_; }

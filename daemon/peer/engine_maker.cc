@@ -13,6 +13,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec
   options.keys = spec.keys;
   options.store = spec.store;
   options.failed = spec.failed;
+  options.counted = spec.counted;
   auto engine = EngineProcess::Connect(options);
   if (!engine.ok()) return engine.status();
   return *std::move(engine);

@@ -28,8 +28,8 @@ class EpochTable {
   using Suspected = std::function<void(std::uint64_t epoch, const absl::Status& why)>;
 
   // `environment` outlives the table.
-  EpochTable(std::string job_id, const NodeGroupEnvironment* environment)
-      : job_id_(std::move(job_id)), environment_(environment) {}
+  EpochTable(std::string job_id, std::uint32_t user, const NodeGroupEnvironment* environment)
+      : job_id_(std::move(job_id)), user_(user), environment_(environment) {}
 
   // The current epoch if it has these nodes and has not failed, else a new one. Null after Close().
   // A new epoch gets the callback that `suspected` returns.
@@ -62,6 +62,7 @@ class EpochTable {
                            absl::string_view what) const;
 
   const std::string job_id_;
+  const std::uint32_t user_;
   const NodeGroupEnvironment* const environment_;
   std::shared_ptr<EngineEpoch> current_;
   // Epochs that have ended, until every launch of theirs is answered.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/base/thread.h"
 #include "daemon/reduce/combine.h"
 #include "daemon/reduce/combine_order_free.h"
 
@@ -61,14 +62,21 @@ struct NodeExchange::Running {
 };
 
 NodeExchange::NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed) {
-  thread_ = std::thread([this, connect = std::move(connect), failed = std::move(failed)]() mutable {
-    Run(std::move(connect), failed);
-  });
+  auto thread =
+      StartThread([this, connect = std::move(connect), failed = std::move(failed)]() mutable {
+        Run(std::move(connect), failed);
+      });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+  } else {
+    MutexLock lock(&mutex_);
+    failure_ = thread.status();
+  }
 }
 
 NodeExchange::~NodeExchange() {
   Abort(absl::CancelledError("the exchange is closed"));
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   std::unique_ptr<Engine> engine;
   {
     MutexLock lock(&mutex_);
@@ -172,9 +180,9 @@ std::optional<EngineStatistics> NodeExchange::Statistics() const {
   return engine_->Statistics();
 }
 
-bool NodeExchange::failed() const {
+absl::Status NodeExchange::failure() const {
   MutexLock lock(&mutex_);
-  return !failure_.ok();
+  return failure_;
 }
 
 }  // namespace gradsync::daemon

@@ -45,7 +45,8 @@ class NodeExchange {
  public:
   using Connect = std::function<absl::StatusOr<std::unique_ptr<Engine>>()>;
 
-  // Connects on its own thread. If that fails, calls `failed` once, on that thread.
+  // Connects on its own thread. If that fails, calls `failed` once, on that thread. If the thread
+  // cannot be started, failure() says so, and `failed` is not called.
   NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed);
   // Fails the pending work and waits for its done(). First call Abort(), and cancel the waits of
   // Connect. Must not be called from a done().
@@ -58,7 +59,8 @@ class NodeExchange {
   // Fails the pending work: its done() is called soon, or from within this call if no engine has
   // the work yet.
   void Abort(const absl::Status& why);
-  bool failed() const;
+  // Not OK: it has failed, for this reason.
+  absl::Status failure() const;
   // Nullopt while it connects.
   std::optional<EngineStatistics> Statistics() const;
 

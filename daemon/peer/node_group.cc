@@ -19,7 +19,9 @@ constexpr std::uint64_t kStreamEndPatienceNs = 500'000'000;
 // Why a job whose engine has failed ends.
 absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
   const ErrorDetails details = DetailsOf(why);
-  const Reason reason = details.reason.empty() ? reason::kEngineFailed : Reason(details.reason);
+  // What says that something is used up would say that the session lives.
+  const bool no_reason = details.reason.empty() || absl::IsResourceExhausted(why);
+  const Reason reason = no_reason ? reason::kEngineFailed : Reason(details.reason);
   return MakeError(
       absl::StatusCode::kUnavailable, reason,
       absl::StrCat("job '", job_id, "': the engine between its nodes has failed: ", why.message(),
@@ -55,7 +57,7 @@ class NodeGroup::JobReducer final : public Reducer {
 NodeGroup::NodeGroup(JobKey key, NodeGroupEnvironment environment)
     : key_(std::move(key)),
       environment_(std::move(environment)),
-      epochs_(key_.job_id, &environment_) {}
+      epochs_(key_.job_id, key_.uid, &environment_) {}
 
 void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
                         const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation) {

@@ -11,6 +11,7 @@
 #include "daemon/base/logging.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/coordinator_link_table.h"
+#include "daemon/peer/engine_quota.h"
 #include "daemon/peer/node_group_table.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_credentials.h"
@@ -22,6 +23,9 @@
 namespace gradsync::daemon {
 namespace {
 
+// A user has jobs that are coordinated here, and as many that other nodes coordinate. A job that
+// starts again has the engine that ends, too.
+constexpr std::size_t kEnginesPerJob = 4;
 constexpr auto kTick = std::chrono::milliseconds(100);
 
 std::string RandomInstance() {
@@ -50,11 +54,16 @@ class PeerService::Impl {
         instance_(RandomInstance()),
         node_name_(NodeName(options.node_name)),
         address_(server->address().Text()),
+        engines_(kEnginesPerJob * options.quota_jobs_per_user),
         agent_context_(AgentContext(server->address().port)),
         server_(std::move(server)),
-        make_engine_([make = environment.make_engine, keys = credentials.keys](EngineSpec spec) {
+        make_engine_([this, keys = credentials.keys](
+                         EngineSpec spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
+          auto counted = engines_.Take(spec.user);
+          if (!counted.ok()) return counted.status();
+          spec.counted = *std::move(counted);
           spec.keys = keys;
-          return make(spec);
+          return environment_.make_engine(spec);
         }),
         node_groups_(GroupEnvironment()),
         links_(LinkOptions(credentials, coordinators)),
@@ -207,8 +216,10 @@ class PeerService::Impl {
   std::vector<std::string> warnings_;
   std::vector<std::string> notices_;
 
+  EngineQuota engines_;
   // Destroying an engine that is connecting can take 10 s. Other jobs do not wait for it.
-  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>();
+  std::unique_ptr<ConcurrentExecutor> reaper_ =
+      std::make_unique<ConcurrentExecutor>(engines_.total());
   const AgentSessionContext agent_context_;
   const std::unique_ptr<PeerServer> server_;
   const EngineMaker make_engine_;

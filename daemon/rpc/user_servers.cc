@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/base/thread.h"
 #include "daemon/rpc/asking_service.h"
 #include "daemon/rpc/gradsync_service.h"
 #include "proto/gradsync/limits.h"
@@ -63,9 +64,7 @@ class UserServers::Server {
       server->asking_.Start();
     } catch (const std::system_error&) {
       server->Stop();
-      return absl::ResourceExhaustedError(
-          "no thread could be started: raise TasksMax=, or the limit of processes of the "
-          "container");
+      return OutOfThreads();
     }
     return server;
   }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/arena/sealed_memory.h"
 #include "daemon/base/error.h"
+#include "daemon/base/thread.h"
 #include "daemon/engine/lane_memory.h"
 #include "daemon/worker/engine_main.h"
 #include "daemon/worker/worker_error.h"
@@ -68,11 +69,12 @@ absl::StatusOr<UniqueFd> KeysFile(const PeerTlsKeys& keys) {
 
 }  // namespace
 
-EngineProcess::EngineProcess(const EngineOptions& options, EngineMemory memory)
+EngineProcess::EngineProcess(const EngineOptions& options, EngineMemory memory,
+                             std::unique_ptr<SerialExecutor> errors)
     : options_(options),
       memory_(std::move(memory)),
       chunk_bytes_(options.chunk_bytes),
-      errors_(std::make_unique<SerialExecutor>()) {}
+      errors_(std::move(errors)) {}
 
 absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(
     const EngineOptions& options, WorkerProcessOptions process) {
@@ -88,8 +90,12 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(
   if (!file.ok()) return file.status();
   auto memory = EngineMemory::Map(file->fd(), options.lanes, lane_bytes);
   if (!memory.ok()) return memory.status();
-  std::unique_ptr<EngineProcess> engine(new EngineProcess(options, *std::move(memory)));
+  auto errors = SerialExecutor::Start();
+  if (!errors.ok()) return errors.status();
+  std::unique_ptr<EngineProcess> engine(
+      new EngineProcess(options, *std::move(memory), *std::move(errors)));
   status = engine->Start(std::move(process), file->fd());
+  if (status.ok()) status = engine->StartLanes();
   if (status.ok()) status = engine->ServeStore();
   if (!status.ok()) {
     {
@@ -99,10 +105,16 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(
     if (engine->process_ != nullptr) engine->process_->End(status);
     return status;
   }
-  for (std::size_t lane = 0; lane < engine->lanes_.size(); ++lane) {
-    engine->threads_.emplace_back([raw = engine.get(), lane] { raw->ServeLane(lane); });
-  }
   return engine;
+}
+
+absl::Status EngineProcess::StartLanes() {
+  for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
+    auto thread = StartThread([this, lane] { ServeLane(lane); });
+    if (!thread.ok()) return thread.status();
+    threads_.push_back(*std::move(thread));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {

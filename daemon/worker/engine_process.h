@@ -76,12 +76,14 @@ class EngineProcess final : public Engine {
     absl::Status status;
   };
 
-  EngineProcess(const EngineOptions& options, EngineMemory memory);
+  EngineProcess(const EngineOptions& options, EngineMemory memory,
+                std::unique_ptr<SerialExecutor> errors);
 
   // Starts the process and its connecting.
   absl::Status Start(WorkerProcessOptions process, int memory_fd);
   // Answers what the process asks of the store, until it has connected.
   absl::Status ServeStore();
+  absl::Status StartLanes();
   void OnEvent(const worker::EngineEvent& event);
 
   void ServeLane(std::size_t lane);

@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "daemon/base/thread.h"
 #include "daemon/engine/lane_memory.h"
 #include "daemon/worker/worker_error.h"
 
@@ -28,6 +30,15 @@ absl::StatusOr<std::shared_ptr<const PeerTlsKeys>> ReadKeys(int fd,
     at += static_cast<off_t>(bytes);
   }
   return keys;
+}
+
+// The threads of the engine's lanes are started deep within it.
+absl::StatusOr<std::unique_ptr<TcpEngine>> ConnectEngine(const TcpOptions& options) {
+  try {
+    return TcpEngine::Connect(options);
+  } catch (const std::system_error&) {
+    return OutOfThreads();
+  }
 }
 
 }  // namespace
@@ -131,12 +142,17 @@ bool EngineServer::Start(std::uint64_t call, const worker::EngineStart& start,
     const MutexLock lock(&mutex_);
     connecting_ = true;
   }
-  thread_ = std::thread([this, call, options] { Connect(call, options); });
+  auto thread = StartThread([this, call, options] { Connect(call, options); });
+  if (thread.ok()) {
+    thread_ = *std::move(thread);
+  } else {
+    Reply(call, thread.status());
+  }
   return true;
 }
 
 void EngineServer::Connect(std::uint64_t call, const TcpOptions& options) {
-  auto engine = TcpEngine::Connect(options);
+  auto engine = ConnectEngine(options);
   const absl::Status status = engine.status();
   {
     const MutexLock lock(&mutex_);

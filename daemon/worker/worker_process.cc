@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/base/thread.h"
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/duration_text.h"
 
@@ -69,6 +70,7 @@ absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
                                 environment.data());
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
+  if (error == EAGAIN) return OutOfThreads();
   if (error != 0) {
     return absl::ErrnoToStatus(error, absl::StrCat("starting ", options.program, " as a worker"));
   }
@@ -93,9 +95,17 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
     waitpid(*pid, nullptr, 0);
     return absl::ErrnoToStatus(error, "pidfd_open");
   }
-  return std::unique_ptr<WorkerProcess>(new WorkerProcess(std::move(options), std::move(ended),
-                                                          std::move(pair->first), *pid,
-                                                          std::move(pidfd), std::move(wake)));
+  std::unique_ptr<WorkerProcess> process(new WorkerProcess(std::move(options), std::move(ended),
+                                                           std::move(pair->first), *pid,
+                                                           std::move(pidfd), std::move(wake)));
+  auto thread = StartThread([raw = process.get()] { raw->Watch(); });
+  if (!thread.ok()) {
+    process->Kill(thread.status());
+    process->Reap();
+    return thread.status();
+  }
+  process->thread_ = *std::move(thread);
+  return process;
 }
 
 WorkerProcess::WorkerProcess(WorkerProcessOptions options,
@@ -106,8 +116,7 @@ WorkerProcess::WorkerProcess(WorkerProcessOptions options,
       socket_(std::move(socket)),
       pid_(pid),
       pidfd_(std::move(pidfd)),
-      wake_(std::move(wake)),
-      thread_([this] { Watch(); }) {}
+      wake_(std::move(wake)) {}
 
 WorkerProcess::~WorkerProcess() { Stop(); }
 

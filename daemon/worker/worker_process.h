@@ -53,10 +53,10 @@ struct WorkerProcessOptions {
 // Thread-safe. Owns the process, and one thread that reads its replies and watches it.
 class WorkerProcess final : public WorkerPort {
  public:
-  // Fails if no process can be made. `ended` is called once, on this object's thread, when the
-  // process has ended without Stop: with Kill's status or the one of options.lost, after all
-  // calls have been answered. Neither `ended` nor an Answered may block for long or destroy this
-  // object.
+  // Fails if no process or thread can be made; RESOURCE_EXHAUSTED if there may be no more. `ended`
+  // is called once, on this object's thread, when the process has ended without Stop: with Kill's
+  // status or the one of options.lost, after all calls have been answered. Neither `ended` nor an
+  // Answered may block for long or destroy this object.
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(
       WorkerProcessOptions options, std::function<void(const absl::Status&)> ended);
 
@@ -136,7 +136,7 @@ class WorkerProcess final : public WorkerPort {
   std::uint64_t pinged_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t stop_until_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: Stop has not been asked for
 
-  std::thread thread_;  // last: it uses the other members
+  std::thread thread_;  // last: it uses the other members; constant after Start()
 };
 
 }  // namespace gradsync::daemon

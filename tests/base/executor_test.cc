@@ -105,18 +105,39 @@ TEST(SerialExecutorTest, WorkOfManyThreadsRunsOneAtATime) {
 
 TEST(ConcurrentExecutorTest, WorkRunsConcurrently) {
   Gate gate, done;
-  ConcurrentExecutor executor;
+  ConcurrentExecutor executor(2);
   executor.Run([&] { gate.Wait(); });
   executor.Run([&] { done.Open(); });
   done.Wait();
   gate.Open();
 }
 
+TEST(ConcurrentExecutorTest, HasNoMoreThreadsThanItMay) {
+  std::atomic<int> running{0};
+  std::atomic<int> ran{0};
+  {
+    Gate gate, both;
+    ConcurrentExecutor executor(2);
+    for (int i = 0; i < 20; ++i) {
+      executor.Run([&] {
+        if (++running == 2) both.Open();
+        EXPECT_LE(running, 2);
+        gate.Wait();
+        --running;
+        ++ran;
+      });
+    }
+    both.Wait();
+    gate.Open();
+  }
+  EXPECT_EQ(ran, 20);
+}
+
 TEST(ConcurrentExecutorTest, DestructorWaitsForAllWork) {
   std::atomic<int> ran{0};
   {
     Gate gate;
-    ConcurrentExecutor executor;
+    ConcurrentExecutor executor(10);
     for (int i = 0; i < 10; ++i) {
       executor.Run([&] {
         gate.Wait();

@@ -1,9 +1,7 @@
 // Users of one node cannot reach each other's jobs. Runs outside Bazel's sandbox: inside it root
 // cannot become another user.
 
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <string>
@@ -128,37 +126,6 @@ TEST_F(OtherUsersDaemon, IsRefusedAsACoordinatorWithoutTls) {
   EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
   EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << refused;
   EXPECT_TRUE(absl::StrContains(refused.message, "user 12345")) << refused;
-}
-
-// ---- Without threads
-
-// Sets how many threads the daemon's user may have, as that user: root in a container may not.
-void LimitThreads(const TestDaemon& daemon, const std::string& limit) {
-  ChildOptions options;
-  options.arguments = {"/usr/bin/setpriv",      "--reuid=12345", "--clear-groups",
-                       "/usr/bin/prlimit",      "--pid",         std::to_string(daemon.pid()),
-                       "--nproc=" + limit + ":"};
-  ASSERT_EQ(ChildProcess(options).Wait(kPatienceMs), 0);
-}
-
-// Each user's first connection starts threads.
-TEST_F(OtherUsersDaemon, RefusesANewUserIfNoThreadCanBeStarted) {
-  const TestDaemon daemon({}, {}, kAsOther);
-  const auto trainers = JoinedTrainers(daemon, 2);
-  ExpectAll(trainers, "register buckets=2 count=1000");
-  LimitThreads(daemon, "1");
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  daemon.socket().copy(address.sun_path, sizeof(address.sun_path) - 1);
-  const Descriptor newcomer(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(connect(newcomer.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  ASSERT_TRUE(AwaitReadable(newcomer.get(), kPatienceMs));
-  char byte = 0;
-  EXPECT_EQ(read(newcomer.get(), &byte, 1), 0) << "the daemon has closed the connection";
-  EXPECT_TRUE(absl::StrContains(daemon.Log(), "no thread could be started")) << daemon.Log();
-  ExpectAll(trainers, "step times=3");
-  LimitThreads(daemon, "4096");
-  EXPECT_EQ(daemon.Status().jobs_size(), 1) << "root may ask again";
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ class AgentEngineTest : public testing::Test {
 
   Event release_;
   Event engine_failed_;
-  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>();
+  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>(8);
   std::shared_ptr<AgentEngine> engine_;
   std::mutex mutex_;
   std::vector<v1::AttachRequest> sent_;
@@ -126,6 +126,22 @@ TEST_F(AgentEngineTest, EndAnswersLaunchesInFlight) {
   EXPECT_FALSE(engine_->busy());
   EXPECT_EQ(settled_, 1);
   EXPECT_FALSE(engine_->Snapshot().has_value());
+}
+
+// Each has memory, threads and a process until its end, and a coordinator may ask for any number.
+TEST_F(AgentEngineTest, EnginesThatHaveNotEndedAreFew) {
+  std::uint64_t epoch = 0;
+  while (epoch < AgentEngine::kMaxEngines) Connect(++epoch);
+  Connect(++epoch);
+  EXPECT_EQ(engine_->engines_made(), AgentEngine::kMaxEngines);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ASSERT_EQ(sent_.size(), 1u);
+  const v1::LaunchDone& done = sent_.back().launch_done();
+  EXPECT_EQ(done.epoch(), epoch);
+  EXPECT_EQ(done.sequence(), 0u);
+  EXPECT_EQ(done.status().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_NE(done.status().message().find("has connected 4 engines"), std::string::npos)
+      << done.ShortDebugString();
 }
 
 TEST_F(AgentEngineTest, FailureToConnectIsReportedAsLaunchZero) {

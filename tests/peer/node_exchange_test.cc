@@ -90,7 +90,7 @@ TEST(NodeExchangeTest, FailedConnectFailsWaitingWork) {
   go.set_value();
   EXPECT_EQ(result.get_future().get().status.message(), "no way");
   EXPECT_EQ(failed.get_future().get().message(), "no way");
-  EXPECT_TRUE(exchange.failed());
+  EXPECT_EQ(exchange.failure().message(), "no way");
   EXPECT_EQ(ranks[0][0], 1.0f);
   std::promise<Result> never;
   EXPECT_FALSE(exchange.Submit(WorkOn(&ranks, 0.5, &never)).ok());

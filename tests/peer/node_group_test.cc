@@ -205,7 +205,7 @@ class NodeGroupTest : public JobFixture {
                      "node gamma: not a word for 8s", {{field::kNode, "gamma"}});
   }
 
-  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>();
+  std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>(8);
   EngineMakers engines_;
   std::shared_ptr<RecordingLink> beta_ = std::make_shared<RecordingLink>("beta");
   std::shared_ptr<RecordingLink> gamma_ = std::make_shared<RecordingLink>("gamma");

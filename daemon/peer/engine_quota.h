@@ -1,0 +1,42 @@
+// Limits the engines of a daemon: each is a process, with threads and memory in the daemon.
+
+#ifndef DAEMON_PEER_ENGINE_QUOTA_H_
+#define DAEMON_PEER_ENGINE_QUOTA_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "daemon/base/mutex.h"
+
+namespace gradsync::daemon {
+
+// Other nodes decide when an engine is made, and one that connects takes up to 10 s to end.
+// Thread-safe. What it gives may outlive it.
+class EngineQuota {
+ public:
+  // All users together have as many as this number of users may have.
+  static constexpr std::size_t kUsers = 4;
+  explicit EngineQuota(std::size_t per_user) : per_user_(per_user) {}
+
+  // Held until the engine is destroyed. RESOURCE_EXHAUSTED QUOTA: the user, or all users together,
+  // would have too many.
+  absl::StatusOr<std::shared_ptr<void>> Take(std::uint32_t user);
+  // The most engines at a time.
+  std::size_t total() const { return kUsers * per_user_; }
+
+ private:
+  struct State {
+    Mutex mutex;
+    std::map<std::uint32_t, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that have some
+    std::size_t all ABSL_GUARDED_BY(mutex) = 0;
+  };
+  const std::size_t per_user_;
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_PEER_ENGINE_QUOTA_H_

@@ -1,0 +1,149 @@
+// A daemon that may have no more threads and processes: what it is asked for fails by name, and its
+// other jobs go on. Runs outside Bazel's sandbox: inside it root cannot become another user.
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/fault/trainer.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/test_daemon.h"
+
+namespace gradsync::fault {
+namespace {
+
+// The daemons' user. No other test has it, since the limit counts all tasks of a user. It may write
+// to this test's folders, and nothing else.
+constexpr char kUser[] = "34567";
+const std::vector<std::string>& AsUser() {
+  static const auto* const prefix = new std::vector<std::string>{
+      "/usr/bin/setpriv", absl::StrCat("--reuid=", kUser), "--clear-groups",
+      "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override"};
+  return *prefix;
+}
+
+// The threads of all processes of the user.
+int Tasks() {
+  int tasks = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    std::ifstream status(entry.path() / "status");
+    bool is_users = false;
+    for (std::string line; std::getline(status, line);) {
+      if (absl::StartsWith(line, "Uid:")) is_users = absl::StrContains(line, kUser);
+      if (is_users && absl::StartsWith(line, "Threads:")) tasks += std::stoi(line.substr(8));
+    }
+  }
+  return tasks;
+}
+
+// Sets how many tasks the daemon's user may have when the daemon makes one. Set by that user: root
+// in a container may not.
+void LimitTasks(const TestDaemon& daemon, int limit) {
+  ChildOptions options;
+  options.arguments = {"/usr/bin/setpriv",
+                       absl::StrCat("--reuid=", kUser),
+                       "--clear-groups",
+                       "/usr/bin/prlimit",
+                       "--pid",
+                       std::to_string(daemon.pid()),
+                       absl::StrCat("--nproc=", limit, ":")};
+  ASSERT_EQ(ChildProcess(options).Wait(kPatienceMs), 0);
+}
+
+// Trainers are root, so that they do not count.
+Trainers Joined(const std::vector<const TestDaemon*>& nodes, const std::string& job) {
+  Trainers trainers;
+  std::string options;
+  if (nodes.front() != nodes.back()) {
+    options = "coordinator=" + nodes.front()->Status().peer_address();
+  }
+  for (std::uint32_t rank = 0; rank < nodes.size(); ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(
+        nodes[rank]->socket(), rank, static_cast<std::uint32_t>(nodes.size()), job, options));
+  }
+  JoinAll(trainers);
+  return trainers;
+}
+
+class ThreadLimitTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (geteuid() != 0) GTEST_SKIP() << "only root can start a daemon of another user";
+  }
+};
+
+// Each user's first connection starts threads.
+TEST_F(ThreadLimitTest, ANewUserIsRefused) {
+  const TestDaemon daemon({}, {}, AsUser());
+  const auto trainers = JoinedTrainers(daemon, 2);  // of the daemon's user
+  ExpectAll(trainers, "register buckets=2 count=1000");
+  LimitTasks(daemon, 1);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  daemon.socket().copy(address.sun_path, sizeof(address.sun_path) - 1);
+  const Descriptor newcomer(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(connect(newcomer.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_TRUE(AwaitReadable(newcomer.get(), kPatienceMs));
+  char byte = 0;
+  EXPECT_EQ(read(newcomer.get(), &byte, 1), 0) << "the daemon has closed the connection";
+  EXPECT_TRUE(absl::StrContains(daemon.Log(), "no thread could be started")) << daemon.Log();
+  ExpectAll(trainers, "step times=3");
+  LimitTasks(daemon, 4096);
+  EXPECT_EQ(daemon.Status().jobs_size(), 1) << "root may ask again";
+}
+
+// An engine between nodes has threads on both nodes, and a process on each. The daemon may have a
+// few tasks more in each round, so that each of them is the first one that cannot be started.
+TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
+  // The coordinator is limited, or the other node.
+  for (const bool coordinator : {true, false}) {
+    const TestDaemon alpha({"--peer_listen=127.0.0.1:0", "--node_name=alpha"}, {}, AsUser());
+    const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta"}, {}, AsUser());
+    const TestDaemon& limited = coordinator ? alpha : beta;
+    const auto innocent = Joined({&limited, &limited}, "innocent");
+    ExpectAll(innocent, "register buckets=2 count=1000");
+    // Both daemons have served a job before, and have the threads that this takes.
+    Joined({&alpha, &beta}, "first");
+    int out_of_threads = 0;
+    for (int more = 0; more < 10; ++more) {
+      LimitTasks(limited, Tasks() + more);
+      const auto trainers = Joined({&alpha, &beta}, absl::StrCat("job", more));
+      std::string failed;
+      for (const char* command : {"register buckets=2 count=1000", "step"}) {
+        for (const Reply& reply : DoAll(trainers, command)) {
+          if (reply.ok()) continue;
+          EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
+          EXPECT_TRUE(reply.reason == "ENGINE_FAILED" || reply.reason == "ENGINE_LOST" ||
+                      reply.reason == "ENGINE_PEER_LOST")
+              << reply;
+          failed = reply.message;
+        }
+        if (!failed.empty()) break;
+      }
+      std::cout << more << " more tasks: " << (failed.empty() ? "no error" : failed) << std::endl;
+      if (absl::StrContains(failed, "no thread could be started")) ++out_of_threads;
+      ExpectAll(innocent, "step times=3");
+    }
+    EXPECT_GT(out_of_threads, 3);
+    LimitTasks(limited, 4096);
+    const auto again = Joined({&alpha, &beta}, "again");
+    ExpectAll(again, "register buckets=2 count=1000");
+    ExpectAll(again, "step times=3");
+    ExpectAll(innocent, "step times=3");
+  }
+}
+
+}  // namespace
+}  // namespace gradsync::fault
