@@ -8,10 +8,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/local_caller.h"
+#include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/worker/gpu_arena.h"
 #include "proto/gradsync/limits.h"
@@ -29,22 +29,11 @@ std::uint64_t NextIncarnation() {
   return ++last;
 }
 
-// "ipv4:10.0.0.2:4711" -> "10.0.0.2", "ipv6:%5B::1%5D:4711" -> "::1".
-std::string HostOf(absl::string_view peer) {
-  absl::string_view rest = peer.substr(peer.find(':') + 1);
-  rest = rest.substr(0, rest.rfind(':'));
-  absl::ConsumePrefix(&rest, "%5B");
-  absl::ConsumeSuffix(&rest, "%5D");
-  absl::ConsumePrefix(&rest, "[");
-  absl::ConsumeSuffix(&rest, "]");
-  return std::string(rest);
-}
-
 }  // namespace
 
 void AgentSession::OnAccepted() {
   heard_ns_.store(context_.clock->NowNs());
-  address_ = HostOf(caller());
+  address_ = HostOfCaller(caller());
 }
 
 void AgentSession::Tick(std::uint64_t now_ns) {

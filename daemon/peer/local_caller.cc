@@ -15,10 +15,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/peer/peer_address.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -34,15 +33,6 @@ std::string TableWords(const void* address, std::size_t bytes) {
     absl::StrAppendFormat(&text, "%08X", word);
   }
   return text;
-}
-
-// The host of "ipv4:HOST:PORT" or "ipv6:%5BHOST%5D:PORT", with its zone; empty if it is neither.
-std::string HostOf(absl::string_view address) {
-  if (!absl::ConsumePrefix(&address, "ipv4:") && !absl::ConsumePrefix(&address, "ipv6:")) return "";
-  absl::string_view host = address.substr(0, address.rfind(':'));
-  if (!absl::ConsumePrefix(&host, "%5B")) absl::ConsumePrefix(&host, "[");
-  if (!absl::ConsumeSuffix(&host, "%5D")) absl::ConsumeSuffix(&host, "]");
-  return absl::StrReplaceAll(host, {{"%25", "%"}});
 }
 
 // Whether the address is one of this network namespace's own.
@@ -62,7 +52,7 @@ bool IsOwnAddress(const std::string& host) {
 std::vector<std::string> Spellings(absl::string_view caller) {
   std::uint32_t port = 0;
   if (!absl::SimpleAtoi(caller.substr(caller.rfind(':') + 1), &port)) return {};
-  std::string host = HostOf(caller);
+  std::string host = HostOfCaller(caller);
   host = host.substr(0, host.find('%'));  // the tables have no zones
   const std::string end = absl::StrFormat(":%04X", port);
   in_addr v4;
@@ -100,7 +90,7 @@ std::vector<std::uint32_t> UsersAt(absl::string_view address,
 }
 
 std::string WhyStranger(absl::string_view address, std::optional<std::uint16_t> remote_port) {
-  if (!IsOwnAddress(HostOf(address))) return "";
+  if (!IsOwnAddress(HostOfCaller(address))) return "";
   std::ostringstream tables;
   for (const char* const path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
     std::ifstream file(path);

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/strip.h"
 #include "daemon/base/error.h"
 
 namespace gradsync::daemon {
@@ -83,6 +84,14 @@ absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16
   address.host = std::string(host);
   address.port = static_cast<std::uint16_t>(number);
   return address;
+}
+
+std::string HostOfCaller(absl::string_view caller) {
+  if (!absl::ConsumePrefix(&caller, "ipv4:") && !absl::ConsumePrefix(&caller, "ipv6:")) return "";
+  absl::string_view host = caller.substr(0, caller.rfind(':'));
+  if (!absl::ConsumePrefix(&host, "%5B")) absl::ConsumePrefix(&host, "[");
+  if (!absl::ConsumeSuffix(&host, "%5D")) absl::ConsumeSuffix(&host, "]");
+  return absl::StrReplaceAll(host, {{"%25", "%"}});
 }
 
 }  // namespace gradsync::daemon

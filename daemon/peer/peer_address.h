@@ -29,6 +29,10 @@ struct PeerAddress {
 // A host is a name, or a numeric address. INVALID_ARGUMENT MALFORMED names the text.
 absl::StatusOr<PeerAddress> ParsePeerAddress(absl::string_view text, std::uint16_t default_port);
 
+// The host in gRPC's name of a caller, "ipv4:HOST:PORT" or "ipv6:%5BHOST%5D:PORT", with its zone.
+// Empty if the text is neither.
+std::string HostOfCaller(absl::string_view caller);
+
 }  // namespace gradsync::daemon
 
 #endif  // DAEMON_PEER_PEER_ADDRESS_H_

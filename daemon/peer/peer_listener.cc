@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -34,6 +35,15 @@ std::uint16_t PortOf(const sockaddr_storage& address) {
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
+std::string TextOf(const sockaddr_storage& address) {
+  char host[NI_MAXHOST];
+  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), sizeof(address), host, sizeof(host),
+                  nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "unknown";
+  }
+  return host;
+}
+
 void SetPort(sockaddr* address, std::uint16_t port) {
   if (address->sa_family == AF_INET6) {
     reinterpret_cast<sockaddr_in6*>(address)->sin6_port = htons(port);
@@ -49,7 +59,8 @@ bool RanOut(int error) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Listen(const PeerAddress& address) {
+absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Listen(const PeerAddress& address,
+                                                                   ConnectionLimit::Bounds bounds) {
   const auto cannot = [&](const char* why) {
     return absl::UnavailableError(
         absl::StrCat("peer_listen: cannot listen on ", address.Text(), ": ", why));
@@ -62,7 +73,7 @@ absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Listen(const PeerAdd
       getaddrinfo(address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &resolved);
   if (failed != 0) return cannot(gai_strerror(failed));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(resolved, freeaddrinfo);
-  std::unique_ptr<PeerListener> listener(new PeerListener);
+  std::unique_ptr<PeerListener> listener(new PeerListener(bounds));
   listener->stop_ = UniqueFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!listener->stop_.valid()) return cannot(std::strerror(errno));
   listener->port_ = address.port;
@@ -118,16 +129,29 @@ void PeerListener::Loop() {
     if (watched[0].revents != 0) return;
     ran_out = false;
     for (std::size_t i = 1; i < watched.size(); ++i) {
-      UniqueFd connection(accept4(watched[i].fd, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (connection.valid()) {
-        connected_(std::move(connection));
-      } else if (RanOut(errno)) {
-        ran_out = true;
-        LogLimited(LogLevel::kError, "peer port: cannot accept connections now",
-                   {{"why", std::strerror(errno)}});
-      }
+      if (!Accept(watched[i].fd)) ran_out = true;
     }
   }
+}
+
+bool PeerListener::Accept(int socket) {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof(peer);
+  UniqueFd connection(
+      accept4(socket, reinterpret_cast<sockaddr*>(&peer), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!connection.valid()) {
+    if (!RanOut(errno)) return true;
+    LogLimited(LogLevel::kError, "peer port: cannot accept connections now",
+               {{"why", std::strerror(errno)}});
+    return false;
+  }
+  if (const absl::Status admitted = limit_.Admit(connection.get(), peer); !admitted.ok()) {
+    LogLimited(LogLevel::kWarning, "peer port: connection refused",
+               {{"address", TextOf(peer)}, {"why", admitted.message()}});
+    return true;
+  }
+  connected_(std::move(connection));
+  return true;
 }
 
 }  // namespace gradsync::daemon

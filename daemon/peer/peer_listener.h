@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
 
 namespace gradsync::daemon {
@@ -22,9 +24,10 @@ namespace gradsync::daemon {
 // stops too.
 class PeerListener {
  public:
-  // Binds every address of the host, all to one port: a free one if it is 0. UNAVAILABLE: it cannot
-  // listen there.
-  static absl::StatusOr<std::unique_ptr<PeerListener>> Listen(const PeerAddress& address);
+  // Binds every address of the host, all to one port: a free one if it is 0. Closes connections
+  // beyond the bounds. UNAVAILABLE: it cannot listen there.
+  static absl::StatusOr<std::unique_ptr<PeerListener>> Listen(
+      const PeerAddress& address, ConnectionLimit::Bounds bounds = ConnectionLimit::OfProcess());
   ~PeerListener();
   PeerListener(const PeerListener&) = delete;
   PeerListener& operator=(const PeerListener&) = delete;
@@ -37,8 +40,10 @@ class PeerListener {
   void Stop();
 
  private:
-  PeerListener() = default;
+  explicit PeerListener(ConnectionLimit::Bounds bounds) : limit_(bounds, &clock_) {}
   void Loop();
+  // False if the process or the machine has run out of what it takes.
+  bool Accept(int socket);
 
   // Constant once started.
   std::vector<UniqueFd> sockets_;
@@ -46,6 +51,8 @@ class PeerListener {
   std::uint16_t port_ = 0;
   std::function<void(UniqueFd connection)> connected_;
 
+  const MonotonicClock clock_;
+  ConnectionLimit limit_;  // the thread's
   std::thread thread_;
 };
 

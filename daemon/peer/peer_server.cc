@@ -81,11 +81,13 @@ void PeerServer::CloseOldest(const std::string& address) {
   for (auto& session : Sessions()) {
     if (!session->greeted() && session->address() == address) silent.push_back(std::move(session));
   }
-  if (silent.size() <= kMaxUngreeted) return;
-  silent.front()->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                                  absl::StrCat(address, " has ", kMaxUngreeted,
-                                               " newer streams without Hello, as many as one "
-                                               "address may have")));
+  // Those that it has closed are among them until their ends have been sent.
+  for (std::size_t i = 0; i + kMaxUngreeted < silent.size(); ++i) {
+    silent[i]->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                               absl::StrCat(address, " has ", kMaxUngreeted,
+                                            " newer streams without Hello, as many as one address "
+                                            "may have")));
+  }
 }
 
 void PeerServer::Shutdown() {

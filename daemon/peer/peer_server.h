@@ -49,7 +49,7 @@ class PeerServer {
 
  private:
   PeerServer() = default;
-  // If too many streams of this address have said nothing, closes the oldest of them.
+  // Closes the oldest streams of this address that have said nothing, if they are too many.
   void CloseOldest(const std::string& address);
 
   PeerAddress address_;  // constant after Listen()

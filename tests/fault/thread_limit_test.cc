@@ -117,7 +117,7 @@ TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
     // Both daemons have served a job before, and have the threads that this takes.
     Joined({&alpha, &beta}, "first");
     int out_of_threads = 0;
-    for (int more = 0; more < 10; ++more) {
+    for (int more = 0; more < 16; ++more) {
       LimitTasks(limited, Tasks() + more);
       const auto trainers = Joined({&alpha, &beta}, absl::StrCat("job", more));
       std::string failed;

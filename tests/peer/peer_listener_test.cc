@@ -74,6 +74,20 @@ TEST(PeerListenerTest, PassesConnectionsOn) {
   EXPECT_TRUE(accepted.Await(2));
 }
 
+TEST(PeerListenerTest, ClosesConnectionsThatAreTooMany) {
+  auto listener = PeerListener::Listen(Loopback(0), {2, 100});
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  Accepted accepted;
+  (*listener)->Start([&](UniqueFd connection) { accepted.Add(std::move(connection)); });
+  const UniqueFd one = MakeSocket(), two = MakeSocket(), three = MakeSocket();
+  for (const UniqueFd* client : {&one, &two, &three}) {
+    EXPECT_TRUE(Connect(*client, (*listener)->port()));
+  }
+  EXPECT_TRUE(accepted.Await(2));
+  char byte = 0;
+  EXPECT_EQ(recv(three.get(), &byte, 1, 0), 0) << "the listener has closed it";
+}
+
 TEST(PeerListenerTest, SaysWhyItCannotListen) {
   const auto first = PeerListener::Listen(Loopback(0));
   ASSERT_TRUE(first.ok());

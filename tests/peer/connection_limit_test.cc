@@ -1,0 +1,103 @@
+#include "daemon/peer/connection_limit.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "daemon/base/unique_fd.h"
+#include "tests/kit/manual_clock.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr std::uint64_t kSecondNs = 1'000'000'000;
+
+sockaddr_storage Address(const std::string& host) {
+  sockaddr_storage address{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+  if (inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(4711);
+  } else {
+    EXPECT_EQ(inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr), 1) << host;
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(4711);
+  }
+  return address;
+}
+
+// A connection: the daemon's end, and the peer's.
+struct Connection {
+  Connection() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    ours = UniqueFd(ends[0]);
+    theirs = UniqueFd(ends[1]);
+  }
+  UniqueFd ours, theirs;
+};
+
+class ConnectionLimitTest : public testing::Test {
+ protected:
+  absl::Status Admit(const std::string& host) {
+    auto connection = std::make_unique<Connection>();
+    const absl::Status status = limit_.Admit(connection->ours.get(), Address(host));
+    if (status.ok()) connections_.push_back(std::move(connection));
+    return status;
+  }
+
+  ManualClock clock_;
+  ConnectionLimit limit_{{2, 5}, &clock_};
+  std::vector<std::unique_ptr<Connection>> connections_;
+};
+
+TEST_F(ConnectionLimitTest, AnAddressLeavesRoomForTheOthers) {
+  EXPECT_TRUE(Admit("10.0.0.1").ok());
+  EXPECT_TRUE(Admit("10.0.0.1").ok());
+  const absl::Status refused = Admit("10.0.0.1");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "its address has 2 connections")) << refused;
+  EXPECT_TRUE(Admit("10.0.0.2").ok());
+}
+
+TEST_F(ConnectionLimitTest, AllAddressesTogetherHaveABound) {
+  for (int host = 1; host <= 5; ++host) EXPECT_TRUE(Admit(absl::StrCat("10.0.0.", host)).ok());
+  const absl::Status refused = Admit("10.0.0.6");
+  EXPECT_TRUE(absl::StrContains(refused.message(), "other nodes have 5 connections")) << refused;
+  connections_.erase(connections_.begin());
+  clock_.Advance(kSecondNs);
+  EXPECT_TRUE(Admit("10.0.0.6").ok());
+}
+
+// gRPC closes a connection and tells no one. The next one may get its number.
+TEST_F(ConnectionLimitTest, AClosedConnectionCountsNoMore) {
+  ASSERT_TRUE(Admit("10.0.0.1").ok() && Admit("10.0.0.1").ok());
+  connections_.clear();
+  EXPECT_TRUE(Admit("10.0.0.1").ok()) << "it looks at once";
+  EXPECT_TRUE(Admit("10.0.0.1").ok());
+  connections_.clear();
+  EXPECT_FALSE(Admit("10.0.0.1").ok()) << "it has looked a moment ago";
+  clock_.Advance(kSecondNs);
+  EXPECT_TRUE(Admit("10.0.0.1").ok());
+}
+
+TEST_F(ConnectionLimitTest, AMappedAddressIsTheSame) {
+  ASSERT_TRUE(Admit("2001:db8::1").ok() && Admit("2001:db8::1").ok());
+  EXPECT_FALSE(Admit("2001:db8::1").ok());
+  EXPECT_TRUE(Admit("2001:db8::2").ok());
+  ASSERT_TRUE(Admit("10.0.0.1").ok() && Admit("::ffff:10.0.0.1").ok());
+  EXPECT_FALSE(Admit("10.0.0.1").ok());
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
