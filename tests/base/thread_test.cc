@@ -40,7 +40,7 @@ TEST(StartThreadTest, RunsTheBody) {
 void StartWithout() {
   GiveUpThreads();
   const bool said = SaysSo(StartThread([] {}).status()) && SaysSo(SerialExecutor::Start().status());
-  std::exit(said ? 0 : 1);
+  _exit(said ? 0 : 1);
 }
 TEST(StartThreadTest, FailsIfThereIsNoThread) {
   EXPECT_EXIT(StartWithout(), testing::ExitedWithCode(0), "");
@@ -58,7 +58,7 @@ void RunWithout() {
       });
     }
   }
-  std::exit(ran == 20 ? 0 : 1);
+  _exit(ran == 20 ? 0 : 1);
 }
 TEST(ConcurrentExecutorTest, RunsEverythingOnOneThreadIfThereAreNoMore) {
   EXPECT_EXIT(RunWithout(), testing::ExitedWithCode(0), "");
