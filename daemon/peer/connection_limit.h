@@ -26,7 +26,7 @@ class ConnectionLimit {
     std::size_t per_address = 0;
     std::size_t all = 0;
   };
-  // Of half the descriptors that the process may have, less those that it needs itself.
+  // Bounds for half the descriptors that the process may have and does not need itself.
   static Bounds OfProcess();
 
   // `clock` outlives it.

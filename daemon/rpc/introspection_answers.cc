@@ -66,7 +66,7 @@ v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
   if (context_.workers != nullptr) {
     std::set<std::string> keys;
     for (const auto& job : jobs) keys.insert(KeyOf(job->identity()).Text());
-    // Of jobs that other nodes coordinate, too.
+    // Jobs that other nodes coordinate count, too.
     for (const auto& [incarnation, session] : sessions) {
       const SessionIdentity& identity = session->identity();
       if (identity.process.tenant() == asker.tenant()) keys.insert(identity.job_key);
