@@ -33,7 +33,8 @@ _Job = tuple[Callable[[], Any], "queue.SimpleQueue[tuple[Any, Optional[BaseExcep
 # Inboxes of idle helpers. Appending and popping are atomic.
 _idle: list[queue.SimpleQueue[_Job]] = []
 
-# Seconds between two looks for Ctrl-C.
+# Seconds between two looks for Ctrl-C: of the main thread, and of a thread for which it waits.
+_MAIN_SLICE = 0.5
 _SLICE = 0.05
 
 # The ends of a pipe into which Python writes the number of each signal that it will handle; None
@@ -147,7 +148,7 @@ def call(function: Callable[[], _Result]) -> _Result:
             return function()
     outcome: queue.SimpleQueue[tuple[Any, Optional[BaseException]]] = queue.SimpleQueue()
     inbox.put((function, outcome))
-    result, error = outcome.get() if on_main_thread() else _get_for_main_thread(outcome)
+    result, error = _await(outcome)
     if error is not None:
         try:
             raise error
@@ -156,10 +157,13 @@ def call(function: Callable[[], _Result]) -> _Result:
     return result  # type: ignore[no-any-return]
 
 
-def _get_for_main_thread(outcome: queue.SimpleQueue[Any]) -> Any:
-    while not _ctrl_c_came():
+def _await(outcome: queue.SimpleQueue[Any]) -> Any:
+    # A signal that comes just before Python begins to wait does not end the wait. So every wait is
+    # short: after it the main thread runs the signal's handler.
+    on_main = on_main_thread()
+    while on_main or not _ctrl_c_came():
         try:
-            return outcome.get(timeout=_SLICE)
+            return outcome.get(timeout=_MAIN_SLICE if on_main else _SLICE)
         except queue.Empty:
             pass
     raise _Pressed

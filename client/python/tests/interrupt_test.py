@@ -94,6 +94,31 @@ def test_ctrl_c_ends_a_wait(daemon):
         assert finish_step(layouts, 1).step == 1
 
 
+def test_a_signal_that_does_not_end_the_main_threads_wait_is_noticed():
+    """As one does that comes just before the main thread begins to wait."""
+    begun = threading.Event()
+    ends = threading.Event()
+
+    def signal_this_thread():
+        begun.wait(60)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    def blocking_call():
+        begun.set()
+        ends.wait(60)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread = threading.Thread(target=signal_this_thread, daemon=True)
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+        _interruptible.call(blocking_call)
+    assert time.monotonic() - start < 30
+    ends.set()
+    thread.join()
+    signal.signal(signal.SIGINT, before)
+
+
 # ---- Waits of a thread for which the main thread waits -------------------------------------------
 
 _passes = itertools.count()

@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import ctypes
-import os
 import signal
 import threading
 import time
@@ -90,22 +89,44 @@ def on_another_thread(call):
         raise errors[0]
 
 
+class _SignalEvent(ctypes.Structure):
+    """sigevent of <signal.h>: zeros of `notify` mean "send `signal` to the process"."""
+
+    _fields_ = [
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 48),
+    ]
+
+
+class _TimerTimes(ctypes.Structure):
+    """itimerspec of <time.h>."""
+
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "after_s", "after_ns")]
+
+
 @contextlib.contextmanager
 def ctrl_c_after(seconds):
     """Ctrl-C comes after `seconds`; the body must end soon then.
 
     On a busy machine it may come before the body begins. So the caller expects KeyboardInterrupt
     around this: `with pytest.raises(KeyboardInterrupt), ctrl_c_after(1):`.
+
+    The kernel sends the signal. A thread that sends it, such as threading.Timer, would have to be
+    started and joined, and an exception in the middle of that leaves Python's locks locked.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.monotonic()
-    timer = threading.Timer(seconds, os.kill, [os.getpid(), signal.SIGINT])
+    timer = ctypes.c_void_p()
+    event = _SignalEvent(signal=signal.SIGINT)
+    times = _TimerTimes(after_s=int(seconds), after_ns=int(seconds % 1 * 1e9))
+    assert _libc.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0
     try:
-        timer.start()
+        assert _libc.timer_settime(timer, 0, ctypes.byref(times), None) == 0
         yield
-        timer.cancel()
         raise AssertionError("the body ended before Ctrl-C came")
     finally:
-        timer.join()
+        _libc.timer_delete(timer)
         signal.signal(signal.SIGINT, before)
         assert time.monotonic() - start < seconds + 30
