@@ -14,7 +14,8 @@ import urllib.parse
 import xml.etree.ElementTree
 
 # Lines shown of each failure: pytest's reason is at the end of a long one, GoogleTest's is short.
-SHOWN = 30
+# The stack of a test that hangs has some 40.
+SHOWN = 60
 
 
 class Count:
@@ -46,7 +47,10 @@ class Count:
             failures = case.findall("failure") + case.findall("error")
             if failures:
                 name = ".".join(n for n in (case.get("classname"), case.get("name")) if n)
+                # Where a test wrote no report, Bazel's has but a message, such as the exit code.
                 said = "\n".join(failure.text or failure.get("message", "") for failure in failures)
+                if not any(failure.text for failure in failures):
+                    said = f"{text_of(log)}\n{said}"
                 self.failed.append(f"{config} {label} {name}\n    {log}{end_of(said)}")
             elif (
                 case.find("skipped") is not None
@@ -60,8 +64,13 @@ class Count:
             self.passed += 1
         # A sanitizer's report at exit, a crash or a time-out fails a test whose cases all passed.
         if not passed and len(self.failed) == failed_before:
-            said = log.read_text(errors="replace") if log.exists() else ""
-            self.failed.append(f"{config} {label} (outside of its cases)\n    {log}{end_of(said)}")
+            self.failed.append(
+                f"{config} {label} (outside of its cases)\n    {log}{end_of(text_of(log))}"
+            )
+
+
+def text_of(log):
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def end_of(text):

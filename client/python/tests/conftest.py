@@ -1,9 +1,17 @@
 """What all tests of the package share: a daemon, and ranks (see ranks.py)."""
 
+import faulthandler
 import os
+import signal
 
 import pytest
 from daemon_process import DaemonProcess
+
+if "TEST_TIMEOUT" in os.environ:
+    # Bazel sends SIGTERM to a test that hangs, which then prints what its threads do. pytest keeps
+    # descriptor 2 for itself; run_pytest.sh has opened 3.
+    faulthandler.register(signal.SIGTERM, file=3, chain=True)
+    os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
 
 
 @pytest.fixture(scope="session")

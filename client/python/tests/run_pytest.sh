@@ -18,8 +18,8 @@ export PYTHONDONTWRITEBYTECODE=1
 export PYTHONPATH=$PWD/client/python/tests/interpreter
 export HOME=$TEST_TMPDIR
 arguments=(-p no:cacheprovider --basetemp="$TEST_TMPDIR/pytest" --junitxml="$XML_OUTPUT_FILE" -ra)
-# A test that hangs says where, before Bazel ends it.
-arguments+=(-o faulthandler_timeout=$((TEST_TIMEOUT / 2)))
 # bazel test --test_filter=WORD
 [[ -z ${TESTBRIDGE_TEST_ONLY-} ]] || arguments+=(-k "$TESTBRIDGE_TEST_ONLY")
+# conftest.py prints there where a test hangs.
+exec 3>&2
 exec "$python" -m pytest "${arguments[@]}" "$@"
