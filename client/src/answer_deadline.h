@@ -11,8 +11,8 @@
 
 namespace gradsync::client {
 
-// The deadline for an answer about a call with this time-out. The daemon itself reports that the
-// time is over. If it says nothing for 2 s more, it does not answer at all.
+// The deadline for an answer about a call with this time-out. The daemon itself reports a time-out.
+// If it says nothing for 2 s more, it does not answer at all.
 inline absl::Time AnswerDeadline(absl::Duration timeout) {
   return absl::Now() + std::max(timeout, absl::ZeroDuration()) + absl::Seconds(2);
 }

@@ -102,7 +102,7 @@ class StepProgress {
   // `step` is the one to mark from now on.
   void Open(std::uint64_t step);
   // The step may be decided although no verdict has arrived: this rank has ended it, or, on a GPU,
-  // has marked every bucket, and a stream may have gone on already.
+  // has marked every bucket, and a stream may continue already.
   bool MaybeDecided(std::uint64_t step) const;
 
   // Constant after construction.

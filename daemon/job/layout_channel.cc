@@ -550,7 +550,7 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
   // replacement needs them.
   if (released_[rank] && now_ns < released_ns_[rank] + kReleasePatienceNs) {
     released_[rank] = false;
-    reductions_.Rebind();  // its memory is gone
+    reductions_.Rebind();  // its memory was released
   }
   if (!step_.Ended(rank)) step_.Suspend(now_ns);
   step_.Lose(rank);
@@ -609,9 +609,9 @@ bool LayoutChannel::RankWaits() const {
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     waits = waits || (members_->MayMark(rank) && step_.Has(rank));
     const RankState state = (*members_)[rank].state;
-    const bool gone =
+    const bool waited_for =
         IsMissing(state) || (state == RankState::kHealing && first_step_[rank] == kNoStep);
-    lacks = lacks || (gone && !step_.Ended(rank));
+    lacks = lacks || (waited_for && !step_.Ended(rank));
   }
   return waits && lacks;
 }

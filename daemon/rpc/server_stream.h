@@ -47,7 +47,7 @@ class ServerStream : public MessageStream<In, Out, Item> {
  protected:
   // The call has come. Its first message has not been read yet. QueueEnd() refuses the call.
   virtual void OnAccepted() = 0;
-  // True if the stream ends when its client has gone, although no operation is under way that
+  // True if the stream ends when its client has closed it, although no operation is under way that
   // shows it.
   virtual bool AsksForDone() const { return false; }
 
@@ -70,7 +70,7 @@ class ServerStream : public MessageStream<In, Out, Item> {
   void OnDone(bool) {
     const auto keep = std::move(done_);
     if (!context_.IsCancelled()) return;
-    this->Close(absl::CancelledError("the client has gone"));
+    this->Close(absl::CancelledError("the client has closed the stream"));
   }
 
   void StartRead(In* message, void* tag) final { call_.Read(message, tag); }

@@ -84,7 +84,7 @@ class CudaLaunchQueue {
   // DEADLINE_EXCEEDED GPU_TIMEOUT if a launch hangs; otherwise the driver's and NCCL's statuses.
   absl::Status Advance(std::vector<CudaLaunchResult>* finished);
 
-  // How often a launch has begun, gone on or finished, so far.
+  // How often a launch has begun, progressed or finished, so far.
   std::uint64_t advances() const { return advances_; }
 
   // No launch waits or is under way: Advance has nothing to do before the next Submit.
@@ -115,7 +115,7 @@ class CudaLaunchQueue {
   absl::Status BeginNext();
   // Counts a begun bucket of its step.
   void NoteBegun(UnderWay* one);
-  // Whether the launch is over this GPU alone, and one kernel carries it out.
+  // Whether the launch involves this GPU alone, and one kernel carries it out.
   bool NeedsNoStaging(const CudaLaunch& launch) const;
   // Enqueues such a launch.
   absl::Status Average(const UnderWay& one);

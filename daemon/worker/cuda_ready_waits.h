@@ -30,7 +30,7 @@ class CudaReadyWaits {
   // Stops waiting for any rank in this step.
   void GiveUp(std::uint64_t layout, std::uint64_t step);
 
-  // Removes the waits that are over, and returns the ids of their calls.
+  // Removes the waits that have ended, and returns the ids of their calls.
   std::vector<std::uint64_t> TakeReady();
   bool empty() const { return waits_.empty(); }
 

@@ -227,7 +227,7 @@ bool EngineServer::Submit(std::uint64_t call, const worker::EngineExchange& mess
 void EngineServer::Ask(ChunkRequest request, const std::byte* sum) const {
   const auto offset = static_cast<std::size_t>(sum - memory_->lanes());
   request.offset = offset % memory_->lane_bytes();
-  // The daemon has gone, or is about to kill this process.
+  // The daemon has ended, or is about to kill this process.
   if (!lanes_[offset / memory_->lane_bytes()].Ask(request)) _exit(1);
 }
 

@@ -29,10 +29,10 @@ class LaneSocket {
   static absl::StatusOr<std::pair<LaneSocket, LaneSocket>> Pair();
   UniqueFd Release() { return std::move(fd_); }
 
-  // In the engine process: asks, and waits for the answer. False: the daemon has gone.
+  // In the engine process: asks, and waits for the answer. False: the daemon has ended.
   bool Ask(const ChunkRequest& request) const;
 
-  // In the daemon. Waits for a request. kEnd: the process has gone, or Shutdown() was called.
+  // In the daemon. Waits for a request. kEnd: the process has ended, or Shutdown() was called.
   enum class Taken : unsigned char { kRequest, kMalformed, kEnd };
   Taken Take(ChunkRequest* request) const;
   void Answer() const;

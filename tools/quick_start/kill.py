@@ -113,7 +113,7 @@ class Kill:
             raise Failed(f"the training said nothing of its accuracy: {child.describe()}")
         self._accuracy = float(found[1])
         if not losses.losses:
-            raise Failed("the training was over before a rank could be killed; give more --steps")
+            raise Failed("the training ended before a rank could be killed; give more --steps")
 
     def _say(self, text: str) -> None:
         self._progress.say(f"  {text}")

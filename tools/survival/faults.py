@@ -73,7 +73,7 @@ class Fault:
       rank: who dies; None: the rank that heals another one.
       step: from which on it dies; as soon as it can, which is mostly this step.
       phase: one of PHASES.
-      how: KILL; STOP: the daemon kills the trainer when its lease is over; RAISE: it raises an
+      how: KILL; STOP: the daemon kills the trainer when its lease ends; RAISE: it raises an
         exception, which ends its process.
       after: number of the fault that comes before it in the same step; None: none does.
       waiter: rank that waits for this death at a place of its own; None: none has to.

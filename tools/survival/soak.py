@@ -38,7 +38,7 @@ In each round one attack runs. The innocent jobs' steps are measured before it a
   p99       under attack at most 5 times as long
   sums      every one is right
 
-After each round, and once everything that the attacker made is gone, the daemon's open files,
+After each round, and once everything that the attacker made has ended, the daemon's open files,
 threads, mappings and memory are counted. Between the first time that every attack has run and the
 end, none may grow.
 

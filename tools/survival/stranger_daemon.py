@@ -13,7 +13,7 @@ from launcher import end_with_parent
 from process_footprint import Footprint, footprint_of
 
 _START_S = 30.0
-# How long the daemon may need until everything of an attacker is gone.
+# How long the daemon may need until everything of an attacker has ended.
 _SETTLE_S = 20.0
 _LOOK_S = 0.25
 

@@ -388,9 +388,9 @@ class Session:
             others have; names the first item. STATE_REFUSED: `read` raised. Both end the session,
             and the others wait for another replacement. PROTOCOL_VIOLATION: call serve_state() and
             fetch_state() first.
-          DeadlineExceededError: WAIT_TIMEOUT, which can be repeated. STATE_UNAVAILABLE: the time of
-            fetch_state() is over, or this call came later than 2 min after it (and 1 s more per
-            100 MB); call fetch_state() again.
+          DeadlineExceededError: WAIT_TIMEOUT, which can be repeated. STATE_UNAVAILABLE: the
+            time-out of fetch_state() has passed, or this call came later than 2 min after it (and
+            1 s more per 100 MB); call fetch_state() again.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
         self._operate(library.confirm_state, ns)

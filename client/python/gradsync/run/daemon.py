@@ -115,7 +115,7 @@ def _make_directory() -> tuple[str, int]:
 
 
 def _remove_left_behind(base: str) -> None:
-    """Removes this user's directories in `base` whose launchers and daemons are dead."""
+    """Removes this user's directories in `base` whose launchers and daemons have ended."""
     for directory in pathlib.Path(base).glob(_PREFIX + 8 * "?"):
         try:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

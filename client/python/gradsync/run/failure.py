@@ -19,7 +19,7 @@ def failed_first(speakers: Mapping[Process, Speaker]) -> Sequence[Process]:
 
     When a rank fails, the daemon tells the others within milliseconds, and then they fail, too. A
     rank that ends by an exception still needs half a second to end Python and PyTorch, so another
-    one may be gone before. So a rank that has only learned of a loss comes after the others, and
+    one may end before. So a rank that has only learned of a loss comes after the others, and
     the time of an exception is that of its traceback.
     """
     failed = [process for process in speakers if _failed_by_itself(process, speakers[process])]

@@ -64,7 +64,7 @@ class Positions:
         self._extra_states: dict[str, Any] = {}
         self._gradients: dict[str, torch.Tensor] | None = None
         self._complete = True  # the step of the current position; before the first, too
-        # In a replacement, before its first position: whether the survivors' training was over.
+        # In a replacement, before its first position: whether the survivors' training has ended.
         self._restored: bool | None = None
 
     def attach(self, frozen: FrozenState) -> None:
@@ -168,7 +168,7 @@ class Positions:
         """What a replacement begins with, besides the shared state.
 
         Args:
-          running: whether the step of the current position runs; else it is over.
+          running: whether the step of the current position runs; else it has ended.
         """
         done = not running if self._restored is None else self._restored
         buffers: Mapping[str, torch.Tensor] = self._buffers
