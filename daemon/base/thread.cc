@@ -1,13 +1,41 @@
 #include "daemon/base/thread.h"
 
+#include <future>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "daemon/base/error.h"
 
 namespace gradsync::daemon {
+namespace {
+
+// gRPC starts threads of its own when it has much to do. If the system refuses one, the work that
+// was meant for it never runs, and the connection of any user may stand still. So these are left.
+constexpr int kLeftToGrpc = 8;
+
+// True if so many more threads could be started.
+bool CanStart(int count) {
+  std::promise<void> end;
+  const std::shared_future<void> ended = end.get_future().share();
+  std::vector<std::thread> threads;
+  threads.reserve(count);
+  bool can = true;
+  try {
+    while (static_cast<int>(threads.size()) < count)
+      threads.emplace_back([ended] { ended.wait(); });
+  } catch (const std::system_error&) {
+    can = false;
+  }
+  end.set_value();
+  for (std::thread& thread : threads) thread.join();
+  return can;
+}
+
+}  // namespace
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
+  if (!CanStart(1 + kLeftToGrpc)) return OutOfThreads();
   try {
     return std::thread(std::move(body));
   } catch (const std::system_error&) {

@@ -9,6 +9,8 @@
 
 #include <cstdlib>
 #include <optional>
+#include <system_error>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "daemon/base/executor.h"
@@ -18,12 +20,15 @@ namespace {
 
 constexpr uid_t kUser = 34568;
 
-// From now on this process gets no thread.
-void GiveUpThreads() {
-  const rlimit none{0, 0};
-  if (setrlimit(RLIMIT_NPROC, &none) != 0) std::abort();
+// From now on this process's user may have so many threads.
+void LimitThreads(rlim_t threads) {
+  const rlimit limit{threads, threads};
+  if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::abort();
   if (geteuid() == 0 && setresuid(kUser, kUser, kUser) != 0) std::abort();
 }
+
+// From now on this process gets no thread.
+void GiveUpThreads() { LimitThreads(0); }
 
 bool SaysSo(const absl::Status& status) {
   return absl::IsResourceExhausted(status) && absl::StrContains(status.message(), "TasksMax=");
@@ -44,6 +49,24 @@ void StartWithout() {
 }
 TEST(StartThreadTest, FailsIfThereIsNoThread) {
   EXPECT_EXIT(StartWithout(), testing::ExitedWithCode(0), "");
+}
+
+void StartWithFew() {
+  LimitThreads(1 + 5);
+  const bool said = SaysSo(StartThread([] {}).status());
+  // A thread counts for a moment after it was joined.
+  for (;;) {
+    try {
+      std::thread([] {}).join();
+      break;
+    } catch (const std::system_error&) {
+    }
+  }
+  _exit(said ? 0 : 1);
+}
+TEST(StartThreadTest, LeavesSomeToGrpc) {
+  if (geteuid() != 0) GTEST_SKIP() << "the user's other processes would count";
+  EXPECT_EXIT(StartWithFew(), testing::ExitedWithCode(0), "");
 }
 
 void RunWithout() {

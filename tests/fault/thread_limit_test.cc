@@ -112,7 +112,8 @@ TEST_F(ThreadLimitTest, ANewUserIsRefused) {
 }
 
 // An engine between nodes has threads on both nodes, and a process on each. The daemon may have a
-// few tasks more in each round, so that each of them is the first one that cannot be started.
+// few tasks more in each round, so that each of them is the first one that cannot be started. It
+// leaves 8 to gRPC.
 TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
   // The coordinator is limited, or the other node.
   for (const bool coordinator : {true, false}) {
@@ -126,7 +127,7 @@ TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
     // Both daemons have served a job before, and have the threads that this takes.
     Joined({&alpha, &beta}, "first");
     int out_of_threads = 0;
-    for (int more = 0; more < 16; ++more) {
+    for (int more = 0; more < 24; ++more) {
       LimitTasks(limited, Tasks() + more);
       const auto trainers = Joined({&alpha, &beta}, absl::StrCat("job", more));
       std::string failed;
