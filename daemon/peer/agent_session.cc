@@ -39,7 +39,7 @@ void AgentSession::OnAccepted() {
 void AgentSession::Tick(std::uint64_t now_ns) {
   workers_.Tick(now_ns);
   const std::uint64_t heard_ns = heard_ns_.load();
-  if (!greeted_.load()) {
+  if (!greeted()) {
     if (now_ns > heard_ns + kHelloPatienceNs) Cancel();
     return;
   }
@@ -103,7 +103,8 @@ void AgentSession::LoseAll(const absl::Status& why) {
 absl::Status AgentSession::Take(const v1::AttachRequest& message) {
   if (message.has_hello()) return OnHello(message.hello());
   if (node_group_ == nullptr) {
-    if (hello_came_) return absl::OkStatus();  // it was refused, and does not know it yet
+    // It was refused, and does not know it yet.
+    if (phase_.load() != Phase::kConnected) return absl::OkStatus();
     return Malformed("the first message is not Hello");
   }
   switch (message.kind_case()) {
@@ -145,8 +146,9 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
     }
     case v1::AttachRequest::kDetach:
       if (!ranks_.empty()) return Malformed("Detach from a node that still has ranks");
-      if (detaching_) return Malformed("Detach a second time");
-      detaching_ = true;
+      if (phase_.exchange(Phase::kDetaching) == Phase::kDetaching) {
+        return Malformed("Detach a second time");
+      }
       node_group_->Detach(std::static_pointer_cast<AgentSession>(shared_from_this()));
       return absl::OkStatus();
     case v1::AttachRequest::kPong:
@@ -159,7 +161,8 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
 }
 
 absl::Status AgentSession::OnHello(const v1::Hello& hello) {
-  if (std::exchange(hello_came_, true)) return Malformed("Hello a second time");
+  if (phase_.load() != Phase::kConnected) return Malformed("Hello a second time");
+  phase_.store(Phase::kSaidHello);
   const bool printable =
       std::all_of(hello.node_name().begin(), hello.node_name().end(), absl::ascii_isprint) &&
       std::all_of(hello.job_id().begin(), hello.job_id().end(), absl::ascii_isprint);
@@ -198,7 +201,7 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
       LogLevel::kInfo, "node attached",
       {{"node", node_name_}, {"address", address_}, {"job", key_.job_id}, {"uid", key_.uid}});
   Send(std::move(response));
-  greeted_.store(true);
+  phase_.store(Phase::kWelcomed);
   return absl::OkStatus();
 }
 
@@ -273,7 +276,7 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
       ranks_.count(request.incarnation()) > 0) {
     return Malformed("OpenSession for another rank or job, or a second one");
   }
-  if (detaching_) {
+  if (phase_.load() == Phase::kDetaching) {
     return MakeError(
         absl::StatusCode::kUnavailable, reason::kDraining,
         absl::StrCat("the daemon of node ", node_name_, " is stopping; join again when it is back"),

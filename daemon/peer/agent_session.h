@@ -64,7 +64,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
         workers_(context.clock, context.worker_idle_limit_ns) {}
 
   // Welcome was sent. It is the first message.
-  bool greeted() const { return greeted_.load(); }
+  bool greeted() const { return phase_.load() >= Phase::kWelcomed; }
   // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
   void Tick(std::uint64_t now_ns);
 
@@ -82,6 +82,9 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }
 
  private:
+  // In this order. A session that is refused stays in its phase until the stream has ended.
+  enum class Phase : unsigned char { kConnected, kSaidHello, kWelcomed, kDetaching };
+
   std::size_t BytesOf(const v1::AttachResponse& message) const override {
     return message.ByteSizeLong();
   }
@@ -114,14 +117,12 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
 
   // Used by the read side only.
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
-  bool hello_came_ = false;
-  bool detaching_ = false;
   RemoteWorkers workers_;
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};
-  std::atomic<std::uint64_t> asked_ns_{0};  // when the first unanswered ping was sent
-  std::atomic<bool> greeted_{false};
-  std::atomic<bool> silent_{false};
+  std::atomic<std::uint64_t> asked_ns_{0};       // when the first unanswered ping was sent
+  std::atomic<Phase> phase_{Phase::kConnected};  // written by the read side
+  std::atomic<bool> silent_{false};              // why the stream ended: the node answered no ping
 };
 
 }  // namespace gradsync::daemon
