@@ -275,10 +275,10 @@ def test_help_teaches():
 
 def test_killed_ranks_change_no_bit(quickstart, tmp_path):
     path = tmp_path / "kill.json"
-    flags = ("--kill", "--ranks=3", "--steps=1200", f"--json={path}")
+    flags = ("--kill", "--ranks=3", "--steps=200", f"--json={path}")
     assert quickstart.run(*flags) == (0, "")
     figures = json.loads(path.read_text())
-    assert (figures["ranks"], figures["steps"]) == (3, 1200)
+    assert (figures["ranks"], figures["steps"]) == (3, 200)
     assert figures["same_bits"]
     assert figures["tensors"] == 11
     assert figures["test_accuracy"] >= 90
