@@ -62,17 +62,18 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
     send(std::move(message));
   };
   if (engines_.load() >= kMaxEngines) {
-    return spec.failed(
-        MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                  absl::StrCat("the coordinator has connected ", kMaxEngines,
-                               " engines that have not ended yet, as many as one job may have")));
+    return spec.failed(MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("node ", context_.node_name, ": the coordinator has connected ", kMaxEngines,
+                     " engines that have not ended yet, as many as one job may have"),
+        {{field::kNode, context_.node_name}}));
   }
   engines_.fetch_add(1);
   epoch->exchange = std::make_unique<NodeExchange>(
+      context_.node_name,
       [make = context_.make_engine, spec, store = epoch->store]() mutable {
         spec.store = store.get();
-        auto engine = make(spec);
-        return engine.ok() ? std::move(engine) : NamingNode(spec, engine.status());
+        return make(spec);
       },
       spec.failed);
   const absl::Status failure = epoch->exchange->failure();
@@ -81,7 +82,7 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
     MutexLock lock(&mutex_);
     epoch_ = std::move(epoch);
   }
-  if (!failure.ok()) spec.failed(NamingNode(spec, failure));
+  if (!failure.ok()) spec.failed(failure);
 }
 
 std::shared_ptr<AgentEngine::Epoch> AgentEngine::Find(std::uint64_t number) const {

@@ -34,6 +34,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
     std::uint32_t user = 0;  // whose job it is
+    std::string node_name;   // of this node
     // Where this node's engines listen; empty: the address that the coordinator sees.
     std::string address;
     std::uint64_t staging_bytes = 0;

@@ -50,6 +50,7 @@ std::shared_ptr<CoordinatorLink> CoordinatorLink::Create(const LinkContext& cont
   };
   AgentEngine::Context engine;
   engine.user = created->key_.uid;
+  engine.node_name = context.node_name;
   engine.address = context.address;
   engine.staging_bytes = context.staging_bytes;
   engine.make_engine = context.make_engine;

@@ -4,9 +4,7 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "daemon/base/error.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -38,13 +36,6 @@ v1::Launch MessageOf(const ReduceOperation& operation) {
 
 }  // namespace
 
-absl::Status NamingNode(const EngineSpec& spec, const absl::Status& why) {
-  if (!absl::IsResourceExhausted(why) || spec.node >= spec.node_names.size()) return why;
-  const std::string& node = spec.node_names[spec.node];
-  return MakeError(why.code(), Reason(DetailsOf(why).reason),
-                   absl::StrCat("node ", node, ": ", why.message()), {{field::kNode, node}});
-}
-
 EngineEpoch::EngineEpoch(std::uint64_t epoch, std::uint32_t user, NodeLinks links,
                          const NodeGroupEnvironment& environment,
                          std::function<void(const absl::Status&)> failed)
@@ -64,15 +55,13 @@ EngineEpoch::EngineEpoch(std::uint64_t epoch, std::uint32_t user, NodeLinks link
   node_names_ = spec.node_names;
   QueueConnect(spec.settings);
   exchange_ = std::make_unique<NodeExchange>(
+      environment.node_name,
       [make = environment.make_engine, spec, store = store_]() mutable {
         spec.store = store.get();
-        auto engine = make(spec);
-        return engine.ok() ? std::move(engine) : NamingNode(spec, engine.status());
+        return make(spec);
       },
       std::move(failed));
-  if (const absl::Status failure = exchange_->failure(); !failure.ok()) {
-    Suspect(NamingNode(spec, failure));
-  }
+  if (const absl::Status failure = exchange_->failure(); !failure.ok()) Suspect(failure);
 }
 
 void EngineEpoch::QueueConnect(const EngineSettings& settings) {
@@ -158,7 +147,7 @@ absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<voi
     done(launch, status, measures ? std::optional<GradientStats>(stats) : std::nullopt);
   };
   const absl::Status submitted = exchange_->Submit(std::move(work));
-  // The suspicion names the node.
+  // The first reason counts, which may be that of another node.
   return submitted.ok() || suspicion_.ok() ? submitted : suspicion_;
 }
 

@@ -42,8 +42,6 @@ struct EngineSpec {
   std::shared_ptr<void> counted;
 };
 using EngineMaker = std::function<absl::StatusOr<std::unique_ptr<Engine>>(const EngineSpec&)>;
-// `why`, with the name of this node if it says that something here is used up.
-absl::Status NamingNode(const EngineSpec& spec, const absl::Status& why);
 
 // The environment that all node groups of a daemon share. Its objects outlive them.
 struct NodeGroupEnvironment {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
 #include "daemon/base/thread.h"
 #include "daemon/reduce/combine.h"
 #include "daemon/reduce/combine_order_free.h"
@@ -61,7 +63,9 @@ struct NodeExchange::Running {
   std::vector<std::pair<std::size_t, GradientStats>> parts ABSL_GUARDED_BY(mutex);
 };
 
-NodeExchange::NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed) {
+NodeExchange::NodeExchange(std::string node, Connect connect,
+                           std::function<void(const absl::Status&)> failed)
+    : node_(std::move(node)) {
   auto thread =
       StartThread([this, connect = std::move(connect), failed = std::move(failed)]() mutable {
         Run(std::move(connect), failed);
@@ -70,7 +74,7 @@ NodeExchange::NodeExchange(Connect connect, std::function<void(const absl::Statu
     thread_ = *std::move(thread);
   } else {
     MutexLock lock(&mutex_);
-    failure_ = thread.status();
+    failure_ = NamingNode(thread.status());
   }
 }
 
@@ -85,12 +89,19 @@ NodeExchange::~NodeExchange() {
   engine.reset();  // waits for what is pending
 }
 
+absl::Status NodeExchange::NamingNode(const absl::Status& why) const {
+  if (!absl::IsResourceExhausted(why)) return why;
+  return MakeError(why.code(), Reason(DetailsOf(why).reason),
+                   absl::StrCat("node ", node_, ": ", why.message()), {{field::kNode, node_}});
+}
+
 void NodeExchange::Run(Connect connect, const std::function<void(const absl::Status&)>& failed) {
   auto engine = connect();
   connect = nullptr;
   if (!engine.ok()) {
-    Abort(engine.status());
-    failed(engine.status());
+    const absl::Status why = NamingNode(engine.status());
+    Abort(why);
+    failed(why);
     return;
   }
   MutexLock lock(&mutex_);

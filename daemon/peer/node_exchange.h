@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -46,8 +47,9 @@ class NodeExchange {
   using Connect = std::function<absl::StatusOr<std::unique_ptr<Engine>>()>;
 
   // Connects on its own thread. If that fails, calls `failed` once, on that thread. If the thread
-  // cannot be started, failure() says so, and `failed` is not called.
-  NodeExchange(Connect connect, std::function<void(const absl::Status&)> failed);
+  // cannot be started, failure() says so, and `failed` is not called. An error that says that
+  // something here is used up names this node, `node`.
+  NodeExchange(std::string node, Connect connect, std::function<void(const absl::Status&)> failed);
   // Fails the pending work and waits for its done(). First call Abort(), and cancel the waits of
   // Connect. Must not be called from a done().
   ~NodeExchange();
@@ -67,10 +69,12 @@ class NodeExchange {
  private:
   struct Running;
 
+  absl::Status NamingNode(const absl::Status& why) const;
   void Run(Connect connect, const std::function<void(const absl::Status&)>& failed);
   void StartLocked(std::unique_ptr<Running> given) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Finished(Running* running, const absl::Status& status);
 
+  const std::string node_;
   mutable Mutex mutex_;
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   // Submitted before the engine was connected.

@@ -4,31 +4,18 @@
 #include "daemon/base/thread.h"
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <optional>
 #include <system_error>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "daemon/base/executor.h"
+#include "tests/kit/limit_threads.h"
 
 namespace gradsync::daemon {
 namespace {
-
-constexpr uid_t kUser = 34568;
-
-// From now on this process's user may have so many threads.
-void LimitThreads(rlim_t threads) {
-  const rlimit limit{threads, threads};
-  if (setrlimit(RLIMIT_NPROC, &limit) != 0) std::abort();
-  if (geteuid() == 0 && setresuid(kUser, kUser, kUser) != 0) std::abort();
-}
-
-// From now on this process gets no thread.
-void GiveUpThreads() { LimitThreads(0); }
 
 bool SaysSo(const absl::Status& status) {
   return absl::IsResourceExhausted(status) && absl::StrContains(status.message(), "TasksMax=");
@@ -43,7 +30,7 @@ TEST(StartThreadTest, RunsTheBody) {
 }
 
 void StartWithout() {
-  GiveUpThreads();
+  LimitThreads(0);
   const bool said = SaysSo(StartThread([] {}).status()) && SaysSo(SerialExecutor::Start().status());
   _exit(said ? 0 : 1);
 }
@@ -73,7 +60,7 @@ void RunWithout() {
   int ran = 0;
   {
     std::optional<ConcurrentExecutor> executor(8);
-    GiveUpThreads();
+    LimitThreads(0);
     for (int i = 0; i < 10; ++i) {
       executor->Run([&] {
         ++ran;

@@ -33,6 +33,8 @@ const std::vector<std::string>& AsUser() {
   return *prefix;
 }
 
+constexpr char kNoThread[] = "no thread could be started";
+
 // gRPC leaks 40 bytes when the system refuses it a thread.
 const std::vector<std::string>& Environment() {
   static const auto* const environment =
@@ -105,7 +107,7 @@ TEST_F(ThreadLimitTest, ANewUserIsRefused) {
   ASSERT_TRUE(AwaitReadable(newcomer.get(), kPatienceMs));
   char byte = 0;
   EXPECT_EQ(read(newcomer.get(), &byte, 1), 0) << "the daemon has closed the connection";
-  EXPECT_TRUE(absl::StrContains(daemon.Log(), "no thread could be started")) << daemon.Log();
+  EXPECT_TRUE(absl::StrContains(daemon.Log(), kNoThread)) << daemon.Log();
   ExpectAll(trainers, "step times=3");
   LimitTasks(daemon, 4096);
   EXPECT_EQ(daemon.Status().jobs_size(), 1) << "root may ask again";
@@ -122,6 +124,7 @@ TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
     const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta"}, Environment(),
                           AsUser());
     const TestDaemon& limited = coordinator ? alpha : beta;
+    const std::string named = absl::StrCat("node ", coordinator ? "alpha" : "beta", ": ");
     const auto innocent = Joined({&limited, &limited}, "innocent");
     ExpectAll(innocent, "register buckets=2 count=1000");
     // Both daemons have served a job before, and have the threads that this takes.
@@ -143,7 +146,10 @@ TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
         if (!failed.empty()) break;
       }
       std::cout << more << " more tasks: " << (failed.empty() ? "no error" : failed) << std::endl;
-      if (absl::StrContains(failed, "no thread could be started")) ++out_of_threads;
+      if (absl::StrContains(failed, kNoThread)) {
+        ++out_of_threads;
+        EXPECT_TRUE(absl::StrContains(failed, absl::StrCat(named, kNoThread))) << failed;
+      }
       ExpectAll(innocent, "step times=3");
     }
     EXPECT_GT(out_of_threads, 3);

@@ -1,6 +1,9 @@
 #include "daemon/peer/agent_engine.h"
 
+#include <unistd.h>
+
 #include <cstdint>
+#include <iostream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -9,6 +12,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/engine/event.h"
+#include "tests/kit/limit_threads.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -18,6 +22,7 @@ class AgentEngineTest : public testing::Test {
  protected:
   AgentEngineTest() {
     AgentEngine::Context context;
+    context.node_name = "beta";
     context.address = "127.0.0.1";
     context.staging_bytes = 4096;
     context.make_engine = [this](const EngineSpec&) -> absl::StatusOr<std::unique_ptr<Engine>> {
@@ -140,7 +145,8 @@ TEST_F(AgentEngineTest, EnginesThatHaveNotEndedAreFew) {
   EXPECT_EQ(done.epoch(), epoch);
   EXPECT_EQ(done.sequence(), 0u);
   EXPECT_EQ(done.status().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
-  EXPECT_NE(done.status().message().find("has connected 4 engines"), std::string::npos)
+  EXPECT_NE(done.status().message().find("node beta: the coordinator has connected 4 engines"),
+            std::string::npos)
       << done.ShortDebugString();
 }
 
@@ -151,6 +157,25 @@ TEST_F(AgentEngineTest, FailureToConnectIsReportedAsLaunchZero) {
   const std::lock_guard<std::mutex> lock(mutex_);
   EXPECT_EQ(sent_.back().launch_done().epoch(), 1u);
   EXPECT_EQ(sent_.back().launch_done().status().message(), "no other node is there");
+}
+
+// The coordinator tells every node what the first answer says that is not OK. It may be the answer
+// to a launch.
+TEST_F(AgentEngineTest, WithoutAThreadEveryAnswerNamesTheNode) {
+  const auto connect_and_launch = [this] {
+    LimitThreads(0);
+    Connect(1);
+    engine_->Launch(Launch(1, 1));
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const v1::AttachRequest& answer : sent_) {
+      std::cerr << answer.launch_done().sequence() << ": "
+                << answer.launch_done().status().message() << "; ";
+    }
+    _exit(0);
+  };
+  EXPECT_EXIT(connect_and_launch(), testing::ExitedWithCode(0),
+              "0: node beta: no thread could be started.*; "
+              "1: node beta: no thread could be started.*; ");
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ NodeExchange::Connect Loopback() {
 }
 
 TEST(NodeExchangeTest, AveragesTheLocalRanks) {
-  NodeExchange exchange(Loopback(), [](const absl::Status&) { FAIL(); });
+  NodeExchange exchange("beta", Loopback(), [](const absl::Status&) { FAIL(); });
   // Several chunks. Some launches come before the engine is connected.
   std::vector<std::vector<float>> ranks = {std::vector<float>(300'001, 1.0f),
                                            std::vector<float>(300'001, 3.0f)};
@@ -54,7 +54,7 @@ TEST(NodeExchangeTest, AveragesTheLocalRanks) {
 }
 
 TEST(NodeExchangeTest, NodeWithoutRanksTakesPart) {
-  NodeExchange exchange(Loopback(), [](const absl::Status&) { FAIL(); });
+  NodeExchange exchange("beta", Loopback(), [](const absl::Status&) { FAIL(); });
   std::vector<std::vector<float>> none;
   std::promise<Result> result;
   ASSERT_TRUE(exchange.Submit(WorkOn(&none, 1, &result)).ok());
@@ -64,7 +64,7 @@ TEST(NodeExchangeTest, NodeWithoutRanksTakesPart) {
 }
 
 TEST(NodeExchangeTest, BroadcastReachesEveryLocalRank) {
-  NodeExchange exchange(Loopback(), [](const absl::Status&) { FAIL(); });
+  NodeExchange exchange("beta", Loopback(), [](const absl::Status&) { FAIL(); });
   std::vector<std::vector<float>> ranks = {{1, 2, 3}, {0, 0, 0}, {0, 0, 0}};
   std::promise<Result> result;
   NodeWork work = WorkOn(&ranks, 1, &result);
@@ -79,6 +79,7 @@ TEST(NodeExchangeTest, FailedConnectFailsWaitingWork) {
   std::promise<void> go;
   std::promise<absl::Status> failed;
   NodeExchange exchange(
+      "beta",
       [waits = go.get_future().share()]() -> absl::StatusOr<std::unique_ptr<Engine>> {
         waits.wait();
         return absl::UnavailableError("no way");
@@ -99,6 +100,7 @@ TEST(NodeExchangeTest, FailedConnectFailsWaitingWork) {
 TEST(NodeExchangeTest, AbortWhileConnectingFailsWaitingWork) {
   std::promise<void> go;
   auto exchange = std::make_unique<NodeExchange>(
+      "beta",
       [waits = go.get_future().share()]() -> absl::StatusOr<std::unique_ptr<Engine>> {
         waits.wait();
         return std::make_unique<LoopbackEngine>();
