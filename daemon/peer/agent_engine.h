@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/peer/engine_epoch.h"
 #include "daemon/peer/forwarding_job.h"
@@ -33,8 +34,8 @@ namespace gradsync::daemon {
 class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
-    std::uint32_t user = 0;  // whose job it is
-    std::string node_name;   // of this node
+    Tenant user;            // whom its engines are counted for
+    std::string node_name;  // of this node
     // Where this node's engines listen; empty: the address that the coordinator sees.
     std::string address;
     std::uint64_t staging_bytes = 0;

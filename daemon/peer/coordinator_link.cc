@@ -49,7 +49,7 @@ std::shared_ptr<CoordinatorLink> CoordinatorLink::Create(const LinkContext& cont
     if (const auto link = weak.lock()) link->MaybeEndRanks();
   };
   AgentEngine::Context engine;
-  engine.user = created->key_.uid;
+  engine.user = context.payer;
   engine.node_name = context.node_name;
   engine.address = context.address;
   engine.staging_bytes = context.staging_bytes;

@@ -36,7 +36,7 @@ v1::Launch MessageOf(const ReduceOperation& operation) {
 
 }  // namespace
 
-EngineEpoch::EngineEpoch(std::uint64_t epoch, std::uint32_t user, NodeLinks links,
+EngineEpoch::EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks links,
                          const NodeGroupEnvironment& environment,
                          std::function<void(const absl::Status&)> failed)
     : epoch_(epoch), links_(std::move(links)), clock_(environment.clock) {

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
+#include "daemon/base/tenant.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/engine/peer_tls_keys.h"
@@ -30,7 +31,7 @@ namespace gradsync::daemon {
 
 // The arguments of an EngineMaker, which makes an engine and blocks until every node has connected.
 struct EngineSpec {
-  std::uint32_t user = 0;  // whose job it is for
+  Tenant user;  // whom it is counted for
   std::uint32_t node = 0;
   std::vector<std::string> node_names;
   std::string address;  // of this node, for the others
@@ -77,7 +78,7 @@ class EngineEpoch {
   // Tells the nodes of `links` (nodes 1, 2, ...; this one is node 0) to connect, and connects this
   // node's engine for a job of `user`. `failed` may be called by the engine from then on, on any
   // thread.
-  EngineEpoch(std::uint64_t epoch, std::uint32_t user, NodeLinks links,
+  EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks links,
               const NodeGroupEnvironment& environment,
               std::function<void(const absl::Status&)> failed);
 

@@ -5,7 +5,7 @@
 
 namespace gradsync::daemon {
 
-absl::StatusOr<std::shared_ptr<void>> EngineQuota::Take(std::uint32_t user) {
+absl::StatusOr<std::shared_ptr<void>> EngineQuota::Take(const Tenant& user) {
   {
     MutexLock lock(&state_->mutex);
     const auto found = state_->held.find(user);
@@ -14,7 +14,8 @@ absl::StatusOr<std::shared_ptr<void>> EngineQuota::Take(std::uint32_t user) {
       return MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
           held >= per_user_
-              ? absl::StrCat("user ", user, " has ", held, " engines between nodes, as many as ",
+              ? absl::StrCat("user ", user.Text(), " has ", held,
+                             " engines between nodes, as many as ",
                              "quota_jobs_per_user allows: end other jobs, or raise it")
               : absl::StrCat("the daemon has ", state_->all, " engines between nodes, as many as ",
                              "quota_jobs_per_user allows for all users: end jobs, or raise it"));

@@ -4,16 +4,18 @@
 #define DAEMON_PEER_ENGINE_QUOTA_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <map>
 #include <memory>
 
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
-// Other nodes decide when an engine is made, and one that connects takes up to 10 s to end.
+// Other nodes decide when an engine is made, and one that connects takes up to 10 s to end. An
+// engine counts for whoever is charged for its job: for a user in no pod if the job's first rank is
+// on another node.
 // Thread-safe. What it gives may outlive it.
 class EngineQuota {
  public:
@@ -23,14 +25,14 @@ class EngineQuota {
 
   // Held until the engine is destroyed. RESOURCE_EXHAUSTED QUOTA: the user, or all users together,
   // would have too many.
-  absl::StatusOr<std::shared_ptr<void>> Take(std::uint32_t user);
+  absl::StatusOr<std::shared_ptr<void>> Take(const Tenant& user);
   // The most engines at a time.
   std::size_t total() const { return kUsers * per_user_; }
 
  private:
   struct State {
     Mutex mutex;
-    std::map<std::uint32_t, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that have some
+    std::map<Tenant, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that have some
     std::size_t all ABSL_GUARDED_BY(mutex) = 0;
   };
   const std::size_t per_user_;

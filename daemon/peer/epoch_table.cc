@@ -10,7 +10,7 @@
 
 namespace gradsync::daemon {
 
-std::shared_ptr<EngineEpoch> EpochTable::EpochFor(const NodeLinks& links,
+std::shared_ptr<EngineEpoch> EpochTable::EpochFor(const NodeLinks& links, const Tenant& user,
                                                   absl::FunctionRef<Suspected()> suspected,
                                                   NodeLinks* flush) {
   if (closed_) return nullptr;
@@ -20,7 +20,7 @@ std::shared_ptr<EngineEpoch> EpochTable::EpochFor(const NodeLinks& links,
   }
   const std::uint64_t epoch = ++last_epoch_;
   current_ = std::make_shared<EngineEpoch>(
-      epoch, user_, links, *environment_,
+      epoch, user, links, *environment_,
       [suspected = suspected(), epoch](const absl::Status& why) { suspected(epoch, why); });
   Log(LogLevel::kInfo, "nodes meet",
       {{"job", job_id_},

@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "daemon/base/tenant.h"
 #include "daemon/peer/engine_epoch.h"
 
 namespace gradsync::daemon {
@@ -28,12 +29,12 @@ class EpochTable {
   using Suspected = std::function<void(std::uint64_t epoch, const absl::Status& why)>;
 
   // `environment` outlives the table.
-  EpochTable(std::string job_id, std::uint32_t user, const NodeGroupEnvironment* environment)
-      : job_id_(std::move(job_id)), user_(user), environment_(environment) {}
+  EpochTable(std::string job_id, const NodeGroupEnvironment* environment)
+      : job_id_(std::move(job_id)), environment_(environment) {}
 
   // The current epoch if it has these nodes and has not failed, else a new one. Null after Close().
-  // A new epoch gets the callback that `suspected` returns.
-  std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links,
+  // A new epoch is counted for `user`, and gets the callback that `suspected` returns.
+  std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links, const Tenant& user,
                                         absl::FunctionRef<Suspected()> suspected, NodeLinks* flush);
   // Null: none.
   const std::shared_ptr<EngineEpoch>& current() const { return current_; }
@@ -62,7 +63,6 @@ class EpochTable {
                            absl::string_view what) const;
 
   const std::string job_id_;
-  const std::uint32_t user_;
   const NodeGroupEnvironment* const environment_;
   std::shared_ptr<EngineEpoch> current_;
   // Epochs that have ended, until every launch of theirs is answered.

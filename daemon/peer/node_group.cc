@@ -57,7 +57,7 @@ class NodeGroup::JobReducer final : public Reducer {
 NodeGroup::NodeGroup(JobKey key, NodeGroupEnvironment environment)
     : key_(std::move(key)),
       environment_(std::move(environment)),
-      epochs_(key_.job_id, key_.uid, &environment_) {}
+      epochs_(key_.job_id, &environment_) {}
 
 void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
                         const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation) {
@@ -137,7 +137,7 @@ void NodeGroup::LaunchLocked(const Waiting& launch, Actions* actions) {
   std::shared_ptr<EngineEpoch> epoch;
   // A rank is missing while its node is being lost, and the job with it.
   if (!entry.failing && EngineEpoch::HasEveryRank(*launch.operation, entry.ranks)) {
-    epoch = EpochForLocked(LinksOf(entry.ranks), actions);
+    epoch = EpochForLocked(LinksOf(entry.ranks), launch.job->identity().payer(), actions);
   }
   if (epoch == nullptr) {
     actions->refused.push_back(launch);
@@ -203,13 +203,14 @@ void NodeGroup::AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink
 
 // ---- The engine
 
-std::shared_ptr<EngineEpoch> NodeGroup::EpochForLocked(const NodeLinks& links, Actions* actions) {
+std::shared_ptr<EngineEpoch> NodeGroup::EpochForLocked(const NodeLinks& links, const Tenant& user,
+                                                       Actions* actions) {
   const auto suspected = [this] {
     return [weak = weak_from_this()](std::uint64_t epoch, const absl::Status& why) {
       if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
     };
   };
-  return epochs_.EpochFor(links, suspected, &actions->flush);
+  return epochs_.EpochFor(links, user, suspected, &actions->flush);
 }
 
 absl::Status NodeGroup::Suspect(std::uint64_t epoch, const NodeLink* link,
@@ -335,12 +336,13 @@ absl::Status NodeGroup::RendezvousGet(const std::shared_ptr<NodeLink>& link,
 }
 
 void NodeGroup::Tick() {
-  std::set<const Job*> ended, formed;
+  std::set<const Job*> ended;
+  std::map<const Job*, Tenant> formed;  // and who is charged
   for (const auto& job : Jobs()) {
     if (job->Empty()) {
       ended.insert(job.get());
     } else if (job->Formed() && !job->HasEnded()) {
-      formed.insert(job.get());
+      formed.emplace(job.get(), job->identity().payer());
     }
   }
   Actions actions;
@@ -352,7 +354,9 @@ void NodeGroup::Tick() {
     }
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
-      if (formed.count(job) > 0 && !entry.failing) EpochForLocked(LinksOf(entry.ranks), &actions);
+      if (const auto one = formed.find(job); one != formed.end() && !entry.failing) {
+        EpochForLocked(LinksOf(entry.ranks), one->second, &actions);
+      }
       it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
     }
   }

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/job.h"
 #include "daemon/peer/engine_epoch.h"
 #include "daemon/peer/epoch_table.h"
@@ -100,7 +101,8 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   void CloseDetachingLocked(Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LaunchLocked(const Waiting& launch, Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // As EpochTable::EpochFor().
-  std::shared_ptr<EngineEpoch> EpochForLocked(const NodeLinks& links, Actions* actions)
+  std::shared_ptr<EngineEpoch> EpochForLocked(const NodeLinks& links, const Tenant& user,
+                                              Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The jobs continue without ranks on the node of `link`.
   void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -5,13 +5,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/fault/fake_coordinator.h"
 #include "tests/fault/trainer.h"
+#include "tests/fault/two_nodes.h"
 #include "tests/kit/test_daemon.h"
 
 namespace gradsync::fault {
@@ -47,12 +51,13 @@ class PodsTest : public testing::Test {
     made_.push_back(name);
     return true;
   }
-  // A rank of a job of one, in this cgroup.
+  // A rank in this cgroup, of a job of one unless the last argument says more.
   std::unique_ptr<Trainer> Rank(const TestDaemon& daemon, const std::string& cgroup,
-                                const std::string& job, const std::string& options = "") const {
+                                const std::string& job, const std::string& options = "",
+                                std::uint32_t rank = 0, std::uint32_t world = 1) const {
     const std::vector<std::string> enter = {
         "/bin/sh", "-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"", Path(cgroup)};
-    return std::make_unique<Trainer>(daemon.socket(), 0, 1, job, options, enter);
+    return std::make_unique<Trainer>(daemon.socket(), rank, world, job, options, enter);
   }
 
  private:
@@ -73,6 +78,43 @@ TEST_F(PodsTest, EachPodOfAUserHasItsQuotas) {
     EXPECT_EQ(refused.code, "RESOURCE_EXHAUSTED") << refused;
     EXPECT_NE(refused.message.find(kTextOfPodB), std::string::npos) << refused;
   }
+}
+
+// A coordinator that a rank of pod B has chosen asks for engines without end. Then a job that
+// another rank of that pod begins gets none, sooner or later; those of pod A always do.
+TEST_F(PodsTest, EachPodOfAUserHasItsEngines) {
+  const TestDaemon alpha(TwoNodes::Flags("127.0.0.1", "alpha", {"--quota_jobs_per_user=1"}));
+  const TestDaemon beta(TwoNodes::Flags("127.0.0.2", "beta"));
+  std::atomic<bool> full{false};
+  const FakeCoordinator fake(FakeCoordinator::AskForEngines(&full));
+  const auto greedy = Rank(alpha, kPodB, "greedy", "coordinator=" + fake.address(), 1, 2);
+  greedy->Begin(greedy->join());
+  ASSERT_TRUE(alpha.AwaitStatus([&](const auto&) { return full.load(); }));
+
+  const std::string coordinator = "coordinator=" + alpha.Status().peer_address();
+  // The first error of a job whose rank 0 is in this pod; "" if there is none.
+  const auto first_error = [&](const char* pod, const std::string& name) -> std::string {
+    Trainers job;
+    job.push_back(Rank(alpha, pod, name, coordinator, 0, 2));
+    job.push_back(std::make_unique<Trainer>(beta, 1, 2, name, coordinator));
+    for (const auto& rank : job) {
+      if (const Reply reply = rank->Join(); !reply.ok()) return reply.message;
+    }
+    for (const char* command : {"register buckets=2 count=1000", "step times=2"}) {
+      for (const Reply& reply : DoAll(job, command)) {
+        if (!reply.ok()) return reply.message;
+      }
+    }
+    return "";
+  };
+  std::string refused;
+  for (int job = 0; job < 50 && refused.empty(); ++job) {
+    ASSERT_EQ(first_error(kPodA, absl::StrCat("innocent", job)), "");
+    refused = first_error(kPodB, absl::StrCat("refused", job));
+  }
+  EXPECT_NE(refused.find(absl::StrCat(kTextOfPodB, " has 4 engines between nodes")),
+            std::string::npos)
+      << refused;
 }
 
 // What an ordinary user can make with systemd's help: any names below its own cgroup.

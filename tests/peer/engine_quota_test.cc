@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 namespace {
 
-constexpr std::uint32_t kAlice = 1000;
+constexpr Tenant kAlice(1000);
 
 TEST(EngineQuotaTest, OneUserLeavesEnginesToTheOthers) {
   EngineQuota quota(2);
@@ -26,16 +28,28 @@ TEST(EngineQuotaTest, OneUserLeavesEnginesToTheOthers) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(DetailsOf(refused).reason, reason::kQuota);
   EXPECT_TRUE(absl::StrContains(refused.message(), "user 1000 has 2 engines")) << refused;
-  EXPECT_TRUE(quota.Take(kAlice + 1).ok());
+  EXPECT_TRUE(quota.Take(Tenant(1001)).ok());
   held.pop_back();
   EXPECT_TRUE(quota.Take(kAlice).ok());
+}
+
+TEST(EngineQuotaTest, APodLeavesEnginesToTheOtherPodsOfItsUser) {
+  EngineQuota quota(1);
+  const Tenant pod(1000, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60"));
+  const auto held = quota.Take(pod);
+  ASSERT_TRUE(held.ok()) << held.status();
+  const absl::Status refused = quota.Take(pod).status();
+  EXPECT_TRUE(absl::StrContains(refused.message(), absl::StrCat("user ", pod.Text(), " has 1")))
+      << refused;
+  EXPECT_TRUE(quota.Take(Tenant(1000, *PodId::Parse("0a4d5e7c111142229333abcdefabcdef"))).ok());
+  EXPECT_TRUE(quota.Take(kAlice).ok()) << "in no pod";
 }
 
 TEST(EngineQuotaTest, AllUsersTogetherHaveABound) {
   EngineQuota quota(2);
   std::vector<std::shared_ptr<void>> held;
-  for (std::uint32_t user = 0; held.size() < quota.total(); ++user) {
-    auto taken = quota.Take(user);
+  for (uid_t user = 0; held.size() < quota.total(); ++user) {
+    auto taken = quota.Take(Tenant(user));
     ASSERT_TRUE(taken.ok()) << taken.status();
     held.push_back(*std::move(taken));
   }

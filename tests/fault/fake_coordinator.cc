@@ -1,0 +1,70 @@
+#include "tests/fault/fake_coordinator.h"
+
+#include <grpcpp/server_builder.h>
+
+#include <chrono>
+#include <utility>
+
+namespace gradsync::fault {
+
+FakeCoordinator::FakeCoordinator(std::function<void(Stream*)> script) : script_(std::move(script)) {
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.8:0", grpc::InsecureServerCredentials(), &port_);
+  builder.RegisterService(this);
+  server_ = builder.BuildAndStart();
+}
+
+FakeCoordinator::~FakeCoordinator() { server_->Shutdown(std::chrono::system_clock::now()); }
+
+std::string FakeCoordinator::address() const { return "127.0.0.8:" + std::to_string(port_); }
+
+v1::AttachResponse FakeCoordinator::Welcome() {
+  v1::AttachResponse message;
+  message.mutable_welcome()->set_instance(std::string(16, 'c'));
+  message.mutable_welcome()->set_node_name("fake");
+  return message;
+}
+
+v1::AttachResponse FakeCoordinator::ConnectEngine(std::uint64_t epoch) {
+  v1::AttachResponse message;
+  v1::ConnectEngine* const connect = message.mutable_connect_engine();
+  connect->set_epoch(epoch);
+  connect->set_node(1);
+  connect->add_node_names("fake");
+  connect->add_node_names("alpha");
+  connect->set_address("127.0.0.1");
+  connect->set_lanes(2);
+  connect->set_chunk_bytes(2 << 20);
+  connect->set_wire_type(v1::WIRE_TYPE_SAME);
+  connect->set_silence_limit_ms(8000);
+  return message;
+}
+
+bool FakeCoordinator::AwaitRefusedEngine(Stream* stream) {
+  v1::AttachRequest message;
+  while (stream->Read(&message)) {
+    const std::string& why = message.launch_done().status().message();
+    if (why.find("has connected 4 engines") != std::string::npos) return true;
+  }
+  return false;
+}
+
+std::function<void(FakeCoordinator::Stream*)> FakeCoordinator::AskForEngines(
+    std::atomic<bool>* full) {
+  return [full](Stream* stream) {
+    stream->Write(Welcome());
+    std::uint64_t epoch = 0;
+    while (epoch < 8) stream->Write(ConnectEngine(++epoch));
+    while (AwaitRefusedEngine(stream)) {
+      *full = true;
+      stream->Write(ConnectEngine(++epoch));
+    }
+  };
+}
+
+grpc::Status FakeCoordinator::Attach(grpc::ServerContext* /*context*/, Stream* stream) {
+  script_(stream);
+  return grpc::Status::OK;
+}
+
+}  // namespace gradsync::fault
