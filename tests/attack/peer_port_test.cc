@@ -4,8 +4,6 @@
 #include <arpa/inet.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -27,6 +25,7 @@
 
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "tests/fault/fake_coordinator.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
 #include "tests/kit/child_process.h"
@@ -37,6 +36,7 @@ namespace gradsync::attack {
 namespace {
 
 using fault::ExpectAll;
+using fault::FakeCoordinator;
 using fault::JoinAll;
 using fault::Reply;
 using fault::Trainer;
@@ -53,11 +53,11 @@ sockaddr_in AddressOf(const std::string& host, int port) {
   return address;
 }
 
-// Connects to "host:port" from the attacker's address. Invalid: it was refused.
-Descriptor ConnectAsAttacker(const std::string& to) {
+// Connects to "host:port" from this address. Invalid: it was refused.
+Descriptor Connected(const std::string& from_host, const std::string& to) {
   const std::size_t colon = to.rfind(':');
   Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in from = AddressOf(kAttackersAddress, 0);
+  const sockaddr_in from = AddressOf(from_host, 0);
   const sockaddr_in address = AddressOf(to.substr(0, colon), std::stoi(to.substr(colon + 1)));
   if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&from), sizeof(from)) != 0 ||
       connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
@@ -115,7 +115,7 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
         char byte = 0;
         const bool closed =
             one.get() < 0 || recv(one.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-        if (closed) one = ConnectAsAttacker(peer);
+        if (closed) one = Connected(kAttackersAddress, peer);
         if (stop) break;
       }
       full = true;
@@ -130,96 +130,78 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
 
 // ---- Streams without Hello
 
-TEST_F(PeerPort, StreamsOfOneAddressWithoutHelloAreFew) {
-  constexpr std::size_t kMost = 64, kMore = 20;
-  const auto channel = grpc::CreateInsecureChannelFromFd(
-      "peer", dup(ConnectAsAttacker(alpha_.Status().peer_address()).get()));
-  const auto stub = v1::Peer::NewStub(channel);
+// Streams on one connection that say nothing.
+class SilentStreams {
+ public:
+  SilentStreams(const std::string& from, const std::string& to, std::size_t count)
+      : stub_(v1::Peer::NewStub(
+            grpc::CreateInsecureChannelFromFd("peer", dup(Connected(from, to).get())))) {
+    for (std::size_t i = 0; i < count; ++i) {
+      Silent& silent = *streams_.emplace_back(std::make_unique<Silent>());
+      silent.stream = stub_->Attach(&silent.context);
+      silent.reader = std::thread([this, &silent] { AwaitEnd(&silent); });
+    }
+  }
+  ~SilentStreams() {
+    for (const auto& silent : streams_) silent->context.TryCancel();
+    for (const auto& silent : streams_) silent->reader.join();
+  }
+
+  // How many the daemon has refused because others are newer. Waits until there are `count`, or all
+  // have ended: then the time for Hello has passed.
+  std::size_t AwaitRefused(std::size_t count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return refused_ == count || ended_ == streams_.size(); });
+    return refused_;
+  }
+  // Whether all end.
+  bool AwaitEnds() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs),
+                             [&] { return ended_ == streams_.size(); });
+  }
+
+ private:
   struct Silent {
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream;
     std::thread reader;
   };
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::size_t refused = 0, ended = 0;
-  std::vector<std::unique_ptr<Silent>> streams;
-  for (std::size_t i = 0; i < kMost + kMore; ++i) {
-    Silent& silent = *streams.emplace_back(std::make_unique<Silent>());
-    silent.stream = stub->Attach(&silent.context);
-    silent.reader = std::thread([&] {
-      v1::AttachResponse message;
-      while (silent.stream->Read(&message)) {
-      }
-      const grpc::Status end = silent.stream->Finish();
-      const bool quota =
-          end.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
-          end.error_message().find("newer streams without Hello") != std::string::npos;
-      const std::lock_guard<std::mutex> lock(mutex);
-      ++ended;
-      if (quota) ++refused;
-      changed.notify_all();
-    });
+
+  void AwaitEnd(Silent* silent) {
+    v1::AttachResponse message;
+    while (silent->stream->Read(&message)) {
+    }
+    const grpc::Status end = silent->stream->Finish();
+    const bool quota = end.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+                       end.error_message().find("newer streams without Hello") != std::string::npos;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++ended_;
+    if (quota) ++refused_;
+    changed_.notify_all();
   }
-  {
-    // All others end when the time for Hello has passed.
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [&] { return refused == kMore || ended == streams.size(); });
-    EXPECT_EQ(refused, kMore);
-  }
+
+  const std::unique_ptr<v1::Peer::Stub> stub_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t refused_ = 0, ended_ = 0;
+  std::vector<std::unique_ptr<Silent>> streams_;
+};
+
+TEST_F(PeerPort, StreamsOfOneAddressWithoutHelloAreFewAndEnd) {
+  constexpr std::size_t kMost = 64, kMore = 20;
+  const std::string peer = alpha_.Status().peer_address();
+  SilentStreams neighbours("127.0.0.10", peer, kMost);
+  SilentStreams attackers(kAttackersAddress, peer, kMost + kMore);
+  EXPECT_EQ(attackers.AwaitRefused(kMore), kMore);
   ExpectUnharmed();
-  for (const auto& silent : streams) silent->context.TryCancel();
-  for (const auto& silent : streams) silent->reader.join();
+  EXPECT_TRUE(attackers.AwaitEnds()) << "the time for Hello has passed";
+  EXPECT_TRUE(neighbours.AwaitEnds());
+  EXPECT_EQ(attackers.AwaitRefused(kMore), kMore);
+  EXPECT_EQ(neighbours.AwaitRefused(0), 0u) << "they are at another address";
 }
 
 // ---- A coordinator that a trainer has chosen
-
-// A coordinator that says what the test says.
-class FakeCoordinator final : public v1::Peer::Service {
- public:
-  using Stream = grpc::ServerReaderWriter<v1::AttachResponse, v1::AttachRequest>;
-
-  explicit FakeCoordinator(std::function<void(Stream*)> script) : script_(std::move(script)) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.8:0", grpc::InsecureServerCredentials(), &port_);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-  }
-  ~FakeCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
-  std::string address() const { return "127.0.0.8:" + std::to_string(port_); }
-
-  static v1::AttachResponse Welcome() {
-    v1::AttachResponse message;
-    message.mutable_welcome()->set_instance(std::string(16, 'c'));
-    message.mutable_welcome()->set_node_name("fake");
-    return message;
-  }
-  // To connect with a node that does not answer.
-  static v1::AttachResponse ConnectEngine(std::uint64_t epoch) {
-    v1::AttachResponse message;
-    v1::ConnectEngine* const connect = message.mutable_connect_engine();
-    connect->set_epoch(epoch);
-    connect->set_node(1);
-    connect->add_node_names("fake");
-    connect->add_node_names("alpha");
-    connect->set_address("127.0.0.1");
-    connect->set_lanes(2);
-    connect->set_chunk_bytes(2 << 20);
-    connect->set_wire_type(v1::WIRE_TYPE_SAME);
-    connect->set_silence_limit_ms(8000);
-    return message;
-  }
-
- private:
-  grpc::Status Attach(grpc::ServerContext* /*context*/, Stream* stream) override {
-    script_(stream);
-    return grpc::Status::OK;
-  }
-
-  const std::function<void(Stream*)> script_;
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
-};
 
 int ProcessesOf(const TestDaemon& daemon) {
   int count = 0;
@@ -265,12 +247,9 @@ TEST_F(PeerPort, ACoordinatorHasAFewEnginesAtATime) {
       stream->Write(FakeCoordinator::ConnectEngine(epoch));
     }
     // Each engine that is refused is answered at once.
-    while (refused < 20 && stream->Read(&message)) {
+    while (refused < 20 && FakeCoordinator::AwaitRefusedEngine(stream)) {
       most = std::max(most.load(), ProcessesOf(alpha_));
-      if (message.has_launch_done() && message.launch_done().status().message().find(
-                                           "has connected 4 engines") != std::string::npos) {
-        ++refused;
-      }
+      ++refused;
     }
   });
   const int before = ProcessesOf(alpha_);

@@ -443,11 +443,12 @@ TEST_F(NodesTest, StreamWithoutHelloIsRefused) {
   EXPECT_NE(foreign.error_message().find("an unknown kind"), std::string::npos);
 }
 
-// A foreign or faulty daemon. It attaches correctly, with rank 1 of a job of 2 ranks.
+// A foreign or faulty daemon. It attaches correctly, with rank 1 of a job of `world` ranks.
 class Stranger {
  public:
-  explicit Stranger(const std::string& coordinator)
-      : stub_(v1::Peer::NewStub(
+  explicit Stranger(const std::string& coordinator, std::uint32_t world = 2)
+      : world_(world),
+        stub_(v1::Peer::NewStub(
             grpc::CreateChannel(coordinator, grpc::InsecureChannelCredentials()))) {
     context_.set_deadline(std::chrono::system_clock::now() +
                           std::chrono::milliseconds(kPatienceMs));
@@ -464,18 +465,17 @@ class Stranger {
     OpenRank(5);
   }
 
-  // Rank 1 of 2.
-  void OpenRank(std::uint64_t incarnation) {
+  void OpenRank(std::uint64_t incarnation, std::uint32_t rank = 1) {
     v1::AttachRequest message;
     auto* open = message.mutable_rank_request()->mutable_request()->mutable_open_session();
-    message.mutable_rank_request()->set_rank(1);
+    message.mutable_rank_request()->set_rank(rank);
     message.mutable_rank_request()->set_incarnation(incarnation);
     open->mutable_protocol()->set_oldest(1);
     open->mutable_protocol()->set_newest(1);
     open->set_shared_memory_abi(kSharedMemoryAbi);
     open->set_job_id("job");
-    open->set_rank(1);
-    open->set_world_size(2);
+    open->set_rank(rank);
+    open->set_world_size(world_);
     open->mutable_options()->set_divisor(v1::DIVISOR_LIVE_RANKS);
     open->mutable_options()->set_step_timeout_ms(1'800'000);
     Say(message);
@@ -498,6 +498,7 @@ class Stranger {
   }
 
  private:
+  const std::uint32_t world_;
   const std::unique_ptr<v1::Peer::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream_;
@@ -593,6 +594,22 @@ TEST_F(NodesTest, DetachBeforeTheNodesMeetEndsTheStream) {
   stranger.Say(message);
   const grpc::Status end = stranger.Finish();
   EXPECT_TRUE(end.ok()) << end.error_message();
+}
+
+TEST_F(NodesTest, NodeHasABoundOnItsRanksInAJob) {
+  constexpr std::uint32_t kMost = 1024;
+  Stranger stranger(coordinator(), 2 * kMost);  // has rank 1
+  for (std::uint32_t rank = 2; rank <= kMost + 1; ++rank) stranger.OpenRank(100 + rank, rank);
+  std::optional<v1::AttachResponse> answer;
+  do {
+    answer = stranger.Await(v1::AttachResponse::kRankResponse);
+    ASSERT_TRUE(answer.has_value());
+  } while (answer->rank_response().response().has_session_opened());
+  EXPECT_EQ(answer->rank_response().incarnation(), 100 + kMost + 1);
+  EXPECT_NE(answer->rank_response().response().session_ending().status().message().find(
+                "node stranger has 1024 ranks"),
+            std::string::npos)
+      << answer->DebugString();
 }
 
 TEST_F(NodesTest, DetachingNodeCannotJoinAgain) {
