@@ -127,6 +127,25 @@ TEST_F(PeerTlsTest, NodesOfAnotherAuthorityAreRefusedInTime) {
   for (const auto& job : status.jobs()) EXPECT_EQ(job.job_id(), "accepted");
 }
 
+// The node's certificate is of the right authority, but has other addresses.
+TEST_F(PeerTlsTest, OnlyACoordinatorMustHaveItsAddressInItsCertificate) {
+  const TestDaemon elsewhere(certificates_.Flags("127.0.0.6", "ours", "ours"));
+  Trainers trainers;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    trainers.push_back(std::make_unique<Trainer>(rank == 0 ? a_ : elsewhere, rank, 2, "job",
+                                                 "coordinator=" + coordinator()));
+  }
+  JoinAll(trainers);
+  ExpectAll(trainers, "register buckets=2 count=100");
+  ExpectAll(trainers, "step times=2");
+  const Reply refused =
+      Trainer(a_, 1, 2, "other",
+              "connect_timeout_ms=3000 coordinator=" + elsewhere.Status().peer_address())
+          .Join();
+  EXPECT_EQ(refused.reason, "COORDINATOR_UNREACHABLE") << refused;
+  EXPECT_THAT(refused.message, HasSubstr("peer_tls"));
+}
+
 TEST_F(PeerTlsTest, ClientWithoutACertificateIsRefused) {
   // With TLS 1.2 the handshake fails. With TLS 1.3 only the first read would fail.
   const std::string call = "timeout 20 openssl s_client -tls1_2 -alpn h2 -connect " +
