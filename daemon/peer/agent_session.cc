@@ -291,9 +291,8 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
   const auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
   const std::uint64_t incarnation = NextIncarnation();
-  const JobOptions options{decoded->divide_by_world, decoded->step_timeout_ns, decoded->nccl};
-  auto job = context_.jobs->Join(key_, decoded->rank, decoded->world_size, options, incarnation,
-                                 sink, node_name_);
+  auto job = context_.jobs->Join(key_, decoded->rank, decoded->world_size, decoded->options,
+                                 incarnation, sink, node_name_);
   if (!job.ok()) return job.status();
   const AgentRank::Place place{decoded->rank, request.incarnation(), incarnation,
                                context_.limits.staging_bytes};

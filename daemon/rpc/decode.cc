@@ -238,21 +238,21 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   const auto nccl = DecodeNccl(options.nccl());
   if (!nccl.ok()) return nccl.status();
   OpenRequest request;
-  request.nccl = *nccl;
-  request.on_rank_loss = *policy;
+  request.options.nccl = *nccl;
+  request.options.on_rank_loss = *policy;
   const std::uint64_t hold_ms =
       options.hold_timeout_ms() == 0 ? kHoldTimeoutMs : options.hold_timeout_ms();
   if (*policy == OnRankLoss::kHold) {
-    request.hold_timeout_ns = std::min(hold_ms, kLongestMs) * kNsPerMs;
+    request.options.hold_timeout_ns = std::min(hold_ms, kLongestMs) * kNsPerMs;
     const bool survivor = options.state_source() == v1::STATE_SOURCE_SURVIVOR;
-    request.state_source = survivor ? StateSource::kSurvivor : StateSource::kTrainer;
+    request.options.state_source = survivor ? StateSource::kSurvivor : StateSource::kTrainer;
   }
   request.job_id = message.job_id();
   request.token = message.token();
   request.rank = message.rank();
   request.world_size = message.world_size();
-  request.divide_by_world = options.divisor() == v1::DIVISOR_WORLD;
-  request.step_timeout_ns = std::min(options.step_timeout_ms(), kLongestMs) * kNsPerMs;
+  request.options.divide_by_world = options.divisor() == v1::DIVISOR_WORLD;
+  request.options.step_timeout_ns = std::min(options.step_timeout_ms(), kLongestMs) * kNsPerMs;
   request.client = message.client();
   request.coordinator = message.coordinator();
   const std::uint64_t patience_ms = message.timeout_ms() == 0 ? kPatienceMs : message.timeout_ms();

@@ -79,7 +79,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
     Note(process, why);
     opened(why);
   };
-  if (request.on_rank_loss == OnRankLoss::kHold && process.pidfd == nullptr) {
+  if (request.options.Holds() && process.pidfd == nullptr) {
     return refuse(MakeError(
         absl::StatusCode::kUnimplemented, reason::kLossPolicy,
         absl::StrCat("job '", request.job_id, "', rank ", request.rank,
@@ -106,24 +106,19 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   join.pod = process.place.pod;
   join.rank = request.rank;
   join.world_size = request.world_size;
-  join.options = {request.divide_by_world,
-                  request.step_timeout_ns != 0 ? request.step_timeout_ns : policy_.step_timeout_ns,
-                  request.nccl,
-                  request.on_rank_loss,
-                  request.hold_timeout_ns,
-                  request.state_source};
+  join.options = request.options;
+  if (join.options.step_timeout_ns == 0) join.options.step_timeout_ns = policy_.step_timeout_ns;
   join.incarnation = *incarnation;
   join.coordinator = request.coordinator;
   join.patience_ns = request.patience_ns;
   join.client = request.client;
   join.message = request.message;
-  if (request.on_rank_loss == OnRankLoss::kHold) EndIfDead(join);
+  if (request.options.Holds()) EndIfDead(join);
   // Shared, because std::function copies its callback.
   const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
   finder_->Join(
       join, sink,
-      [this, process, join, sink, reserved, staging,
-       hold = request.on_rank_loss == OnRankLoss::kHold,
+      [this, process, join, sink, reserved, staging, hold = request.options.Holds(),
        opened = std::move(opened)](absl::StatusOr<Joined> joined) {
         const auto refuse = [&](const absl::Status& why) {
           Note(process, why);

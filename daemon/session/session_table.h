@@ -46,12 +46,7 @@ struct OpenRequest {
   std::string token;
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
-  bool divide_by_world = false;
-  std::uint64_t step_timeout_ns = 0;  // 0: the policy's
-  NcclSettings nccl;
-  OnRankLoss on_rank_loss = OnRankLoss::kAbort;
-  std::uint64_t hold_timeout_ns = 0;  // kHold: how long the other ranks wait for a lost one
-  StateSource state_source = StateSource::kTrainer;  // kHold
+  JobOptions options;  // step_timeout_ns 0: the policy's
   std::string client;
   std::string coordinator;                         // address of rank 0's daemon; empty: this one
   std::uint64_t patience_ns = 0;                   // how long the rank waits for that daemon

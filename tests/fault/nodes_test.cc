@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/shared_memory.h"
@@ -50,6 +51,21 @@ TEST_F(NodesTest, EveryRankJoinsOneJobAndLeavesIt) {
   EXPECT_TRUE(alpha().AwaitStatus([](const auto& now) {
     return now.jobs_size() == 1 && now.jobs(0).state() == v1::JOB_STATE_ENDED;
   }));
+}
+
+// Hold needs every rank on one node. Rank 0 holds too, or it does not.
+TEST_F(NodesTest, HoldIsRefusedByNameOnAnotherNode) {
+  for (const char* first_options : {"policy=hold", ""}) {
+    const auto first = MakeRank(0, 3, first_options);
+    const auto other = MakeRank(2, 3, "policy=hold");
+    const Reply joined = first->Join();
+    ASSERT_TRUE(joined.ok()) << joined;
+    const Reply refused = other->Join();
+    EXPECT_EQ(refused.code, "UNIMPLEMENTED") << refused;
+    EXPECT_EQ(refused.reason, "LOSS_POLICY") << refused;
+    EXPECT_TRUE(absl::StrContains(refused.message, "rank 2 on node beta")) << refused;
+    first->Quit();
+  }
 }
 
 TEST_F(NodesTest, StepsAreReducedOverBothNodes) {

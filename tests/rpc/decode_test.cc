@@ -70,12 +70,12 @@ TEST(DecodeOpenTest, ReadsEveryField) {
   EXPECT_EQ(request->token, "secret");
   EXPECT_EQ(request->rank, 1u);
   EXPECT_EQ(request->world_size, 2u);
-  EXPECT_TRUE(request->divide_by_world);
-  EXPECT_EQ(request->step_timeout_ns, 5 * kNsPerMs);
-  EXPECT_EQ(request->nccl.max_ctas, 8u);
-  EXPECT_EQ(request->nccl.algorithm, NcclAlgorithm::kNvlsTree);
-  EXPECT_EQ(request->nccl.protocol, NcclProtocol::kLl128);
-  EXPECT_EQ(request->nccl.wire_type, NcclWireType::kSame);
+  EXPECT_TRUE(request->options.divide_by_world);
+  EXPECT_EQ(request->options.step_timeout_ns, 5 * kNsPerMs);
+  EXPECT_EQ(request->options.nccl.max_ctas, 8u);
+  EXPECT_EQ(request->options.nccl.algorithm, NcclAlgorithm::kNvlsTree);
+  EXPECT_EQ(request->options.nccl.protocol, NcclProtocol::kLl128);
+  EXPECT_EQ(request->options.nccl.wire_type, NcclWireType::kSame);
   EXPECT_EQ(request->client, "gradsync-cpp/0.1");
 }
 
@@ -86,12 +86,12 @@ TEST(DecodeOpenTest, OptionsHaveDefaults) {
   message.clear_client();
   const auto request = Open(message);
   ASSERT_TRUE(request.ok()) << request.status();
-  EXPECT_FALSE(request->divide_by_world);
-  EXPECT_EQ(request->step_timeout_ns, 0u);  // the daemon's default
-  EXPECT_EQ(request->nccl.max_ctas, 0u);    // NCCL's choice, as the rest
-  EXPECT_EQ(request->nccl.algorithm, NcclAlgorithm::kAuto);
-  EXPECT_EQ(request->nccl.protocol, NcclProtocol::kAuto);
-  EXPECT_EQ(request->nccl.wire_type, NcclWireType::kAuto);
+  EXPECT_FALSE(request->options.divide_by_world);
+  EXPECT_EQ(request->options.step_timeout_ns, 0u);  // the daemon's default
+  EXPECT_EQ(request->options.nccl.max_ctas, 0u);    // NCCL's choice, as the rest
+  EXPECT_EQ(request->options.nccl.algorithm, NcclAlgorithm::kAuto);
+  EXPECT_EQ(request->options.nccl.protocol, NcclProtocol::kAuto);
+  EXPECT_EQ(request->options.nccl.wire_type, NcclWireType::kAuto);
   EXPECT_EQ(request->token, "");
 }
 
@@ -99,17 +99,17 @@ TEST(DecodeOpenTest, HoldNamesTheSourceOfTheState) {
   v1::OpenSession message = GoodOpen();
   message.mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_HOLD);
   message.mutable_options()->set_state_source(v1::STATE_SOURCE_TRAINER);
-  EXPECT_EQ(Open(message)->on_rank_loss, OnRankLoss::kHold);
-  EXPECT_EQ(Open(message)->hold_timeout_ns, 600'000 * kNsPerMs);
-  EXPECT_EQ(Open(message)->state_source, StateSource::kTrainer);
+  EXPECT_EQ(Open(message)->options.on_rank_loss, OnRankLoss::kHold);
+  EXPECT_EQ(Open(message)->options.hold_timeout_ns, 600'000 * kNsPerMs);
+  EXPECT_EQ(Open(message)->options.state_source, StateSource::kTrainer);
   message.mutable_options()->set_state_source(v1::STATE_SOURCE_SURVIVOR);
-  EXPECT_EQ(Open(message)->state_source, StateSource::kSurvivor);
+  EXPECT_EQ(Open(message)->options.state_source, StateSource::kSurvivor);
   message.mutable_options()->set_hold_timeout_ms(7);
-  EXPECT_EQ(Open(message)->hold_timeout_ns, 7 * kNsPerMs);
+  EXPECT_EQ(Open(message)->options.hold_timeout_ns, 7 * kNsPerMs);
   message.mutable_options()->set_hold_timeout_ms(kMax);
-  EXPECT_EQ(Open(message)->hold_timeout_ns, kWeekMs * kNsPerMs);
+  EXPECT_EQ(Open(message)->options.hold_timeout_ns, kWeekMs * kNsPerMs);
   message.mutable_options()->set_on_rank_loss(v1::LOSS_POLICY_ABORT);
-  EXPECT_EQ(Open(message)->on_rank_loss, OnRankLoss::kAbort);
+  EXPECT_EQ(Open(message)->options.on_rank_loss, OnRankLoss::kAbort);
 }
 
 TEST(DecodeOpenTest, NewestCommonProtocolIsChosen) {
@@ -123,7 +123,7 @@ TEST(DecodeOpenTest, NewestCommonProtocolIsChosen) {
 TEST(DecodeOpenTest, BoundsTimeouts) {
   v1::OpenSession message = GoodOpen();
   message.mutable_options()->set_step_timeout_ms(kMax);
-  EXPECT_EQ(Open(message)->step_timeout_ns, kWeekMs * kNsPerMs);
+  EXPECT_EQ(Open(message)->options.step_timeout_ns, kWeekMs * kNsPerMs);
 }
 
 struct OpenFault {

@@ -257,10 +257,10 @@ TEST_F(SessionTableTest, StepTimeoutDefaultsToTheDaemons) {
   request.job_id = "run";
   request.rank = 1;
   request.world_size = 2;
-  request.step_timeout_ns = sessions_.policy().step_timeout_ns + 1;
+  request.options.step_timeout_ns = sessions_.policy().step_timeout_ns + 1;
   const auto sink = std::make_shared<RecordingSink>();
   EXPECT_EQ(DetailsOf(OpenNow(Client(), request, sink).status()).reason, "JOB_MISMATCH");
-  request.step_timeout_ns = sessions_.policy().step_timeout_ns;
+  request.options.step_timeout_ns = sessions_.policy().step_timeout_ns;
   EXPECT_TRUE(OpenNow(Client(), request, sink).ok());
 }
 
@@ -376,8 +376,8 @@ class HeldSessionTest : public SessionTableTest {
   HeldSessionTest() {
     request_.job_id = "run";
     request_.world_size = 2;
-    request_.on_rank_loss = OnRankLoss::kHold;
-    request_.step_timeout_ns = request_.hold_timeout_ns = 60 * kSecondNs;
+    request_.options.on_rank_loss = OnRankLoss::kHold;
+    request_.options.step_timeout_ns = request_.options.hold_timeout_ns = 60 * kSecondNs;
   }
   // The session of a new process.
   Opened OpenHeld(std::uint32_t rank) {
