@@ -5,9 +5,12 @@
 
 #include <grpcpp/completion_queue.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,8 +23,10 @@
 
 namespace gradsync::daemon {
 
-// A user may have a number of calls open. One call more ends the oldest call that waits for its
-// client. If none waits, because the daemon owes each of them an answer, the new call is refused.
+// A user may have a number of calls open. One call more ends a call that waits for its client: the
+// oldest one of the connection that has the most of these. So a probe with a connection of its own
+// is answered, whatever other processes of its user do. If none waits, because the daemon owes each
+// of them an answer, the new call is refused.
 //
 // Legal calls: Start Tick* Stop. Tick is thread-safe. Outlives the dispatcher of its queue.
 template <class In, class Out>
@@ -48,15 +53,19 @@ class QuestionDesk {
 
  private:
   void MakeRoomFor(Stream* added, const std::vector<std::shared_ptr<Stream>>& open) {
+    if (!added->user().has_value()) return;
     std::size_t others = 0;
-    std::shared_ptr<Stream> oldest;  // of those that wait for their client
+    std::map<std::string, std::vector<Stream*>> waiting;  // for their client, by connection
     for (const auto& stream : open) {
       if (stream.get() == added || stream->gone() || stream->user() != added->user()) continue;
       ++others;
-      if (oldest == nullptr && !stream->AnswerIsDue()) oldest = stream;
+      if (!stream->AnswerIsDue()) waiting[stream->caller()].push_back(stream.get());
     }
-    if (others < method_.per_user || !added->user().has_value()) return;
-    if (oldest != nullptr && oldest->GiveWay()) return;
+    if (others < method_.per_user) return;
+    const auto most = std::max_element(
+        waiting.begin(), waiting.end(),
+        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+    if (most != waiting.end() && most->second.front()->GiveWay()) return;
     added->Refuse(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("user ", added->user()->Text(), " waits for ", others, " answers of ",

@@ -75,6 +75,8 @@ class QuestionStream final : public ServerStream<In, Out> {
     this->Close(why);
   }
 
+  // The connection, as gRPC names it.
+  using ServerStream<In, Out>::caller;
   // The asking user. Empty if the caller is unknown; then the call has ended.
   std::optional<Tenant> user() const {
     if (!asker_.has_value()) return std::nullopt;
