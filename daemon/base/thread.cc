@@ -14,16 +14,17 @@ namespace {
 // was meant for it never runs, and the connection of any user may stand still. So these are left.
 constexpr int kLeftToGrpc = 8;
 
-// True if so many more threads could be started.
-bool CanStart(int count) {
+}  // namespace
+
+bool CanStartThreads(int count) {
+  count += kLeftToGrpc;
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
   std::vector<std::thread> threads;
   threads.reserve(count);
   bool can = true;
   try {
-    while (static_cast<int>(threads.size()) < count)
-      threads.emplace_back([ended] { ended.wait(); });
+    for (int i = 0; i < count; ++i) threads.emplace_back([ended] { ended.wait(); });
   } catch (const std::system_error&) {
     can = false;
   }
@@ -32,10 +33,8 @@ bool CanStart(int count) {
   return can;
 }
 
-}  // namespace
-
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
-  if (!CanStart(1 + kLeftToGrpc)) return OutOfThreads();
+  if (!CanStartThreads(1)) return OutOfThreads();
   try {
     return std::thread(std::move(body));
   } catch (const std::system_error&) {

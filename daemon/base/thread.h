@@ -16,6 +16,9 @@ namespace gradsync::daemon {
 // with OutOfThreads(), and the daemon goes on. Takes some 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 
+// True if the daemon may start so many threads now, besides the few that gRPC may need.
+bool CanStartThreads(int count);
+
 // RESOURCE_EXHAUSTED MEMORY: the daemon may have no more threads and processes.
 absl::Status OutOfThreads();
 

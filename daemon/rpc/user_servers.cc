@@ -27,6 +27,8 @@ constexpr int kIdleConnectionMs = 30'000;
 // session, whose connection has buffers of about 64 KiB.
 constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerSession = 128 << 10;
+// Of sessions_ and asking_.
+constexpr int kThreads = 3;
 // A server without a connection is ended after this.
 constexpr std::uint64_t kIdleServerNs = 30'000'000'000;
 
@@ -38,6 +40,7 @@ class UserServers::Server {
   // INTERNAL: gRPC does not start it. RESOURCE_EXHAUSTED: the daemon may have no more threads.
   static absl::StatusOr<std::shared_ptr<Server>> Start(const Environment& environment,
                                                        const Tenant& user) {
+    if (!CanStartThreads(kThreads)) return OutOfThreads();
     auto server = std::make_shared<Server>(environment);
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
