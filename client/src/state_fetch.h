@@ -1,4 +1,4 @@
-// How a replacement gets the state of the model from a living rank.
+// How a replacement gets the state of the model from a survivor.
 
 #ifndef CLIENT_SRC_STATE_FETCH_H_
 #define CLIENT_SRC_STATE_FETCH_H_

@@ -225,7 +225,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The session's messages no longer count.
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Lets transfers of the state go on, and ends the job if living ranks have different states.
+  // Lets transfers of the state go on, and ends the job if survivors have different states.
   void UpdateHealing(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the job with `why` if that is not OK.
   void StopIf(const absl::Status& why, DeferredActions* actions)

@@ -19,7 +19,7 @@ enum class OnRankLoss : std::uint8_t {
 // kHold: who brings the state of the model to a replacement.
 enum class StateSource : std::uint8_t {
   kTrainer,   // the trainers themselves
-  kSurvivor,  // a living rank, through the daemon
+  kSurvivor,  // a rank that has it, through the daemon
 };
 
 struct JobOptions {

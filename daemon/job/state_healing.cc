@@ -223,21 +223,21 @@ absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfe
     return Breach(rank, "StateDigests, which nobody asked for");
   }
   asked->answered = true;
-  if (!transfer_->living.has_value()) {
-    transfer_->living = StateTransfer::Digests{rank, std::move(items)};
+  if (!transfer_->survivor.has_value()) {
+    transfer_->survivor = StateTransfer::Digests{rank, std::move(items)};
     return absl::OkStatus();
   }
-  const std::string difference = FirstDifference(*transfer_->living, rank, items);
+  const std::string difference = FirstDifference(*transfer_->survivor, rank, items);
   if (difference.empty()) return absl::OkStatus();
   diverged_ = MakeError(
       absl::StatusCode::kFailedPrecondition, reason::kRanksDiverged,
-      absl::StrCat("ranks ", transfer_->living->rank, " and ", rank, " of job '", terms_.job_id,
+      absl::StrCat("ranks ", transfer_->survivor->rank, " and ", rank, " of job '", terms_.job_id,
                    "' have different states of the model: ", difference,
                    ". No rank can be healed from them. Start every rank from the same checkpoint; "
                    "find the difference with check_in_sync."),
       {{field::kJob, terms_.job_id},
        {field::kRank, rank},
-       {field::kOtherRank, transfer_->living->rank}});
+       {field::kOtherRank, transfer_->survivor->rank}});
   return absl::OkStatus();
 }
 
@@ -337,9 +337,9 @@ void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
 void StateHealing::MaybeAdmit(DeferredActions* actions) {
   if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;
   const RankSession replacement = transfer_->replacement();
-  const StateTransfer::Digests& living = *transfer_->living;
+  const StateTransfer::Digests& survivor = *transfer_->survivor;
   const std::string difference =
-      FirstDifference(living, replacement.rank, transfer_->loaded->items);
+      FirstDifference(survivor, replacement.rank, transfer_->loaded->items);
   if (difference.empty()) {
     members_->Admit(replacement.rank);
     members_->Send(replacement.rank, StateAdmittedMessage{transfer_->number()}, actions);
@@ -349,11 +349,11 @@ void StateHealing::MaybeAdmit(DeferredActions* actions) {
         MakeError(absl::StatusCode::kFailedPrecondition, reason::kRanksDiverged,
                   absl::StrCat("rank ", replacement.rank, " of job '", terms_.job_id,
                                "' came back after a loss, and has another state than rank ",
-                               living.rank, " after it has loaded that rank's: ", difference,
+                               survivor.rank, " after it has loaded that rank's: ", difference,
                                ". Build the same model, and load every item as it came."),
                   {{field::kJob, terms_.job_id},
                    {field::kRank, replacement.rank},
-                   {field::kOtherRank, living.rank}}));
+                   {field::kOtherRank, survivor.rank}}));
   }
   requests_.erase(RequestOf(replacement));
   transfer_.reset();
@@ -482,7 +482,7 @@ absl::Status StateHealing::Unavailable(const Request& request) const {
   return MakeError(absl::StatusCode::kUnavailable, reason::kStateUnavailable,
                    absl::StrCat("no rank of job '", terms_.job_id, "' gives rank ",
                                 request.replacement.rank, " the state of the model: ",
-                                whys.empty() ? "no living rank has it" : absl::StrJoin(whys, "; "),
+                                whys.empty() ? "no survivor has it" : absl::StrJoin(whys, "; "),
                                 ". Correct that, and fetch again."),
                    {{field::kJob, terms_.job_id}, {field::kRank, request.replacement.rank}});
 }

@@ -1,4 +1,4 @@
-// Brings the state of the model from a living rank to a replacement (policy `hold`, state_source
+// Brings the state of the model from a survivor to a replacement (policy `hold`, state_source
 // `survivor`). gradsync.proto, "The state of the model", describes the messages.
 
 #ifndef DAEMON_JOB_STATE_HEALING_H_
@@ -112,12 +112,12 @@ class StateTransfer {
   // Null if the rank was not asked.
   Asked* FindAsked(std::uint32_t rank);
   bool AllAnswered() const;
-  // The digests of the first living rank that has answered, and those of the replacement.
+  // The digests of the first survivor that has answered, and those of the replacement.
   struct Digests {
     std::uint32_t rank = 0;
     std::vector<StateDigest> items;
   };
-  std::optional<Digests> living;
+  std::optional<Digests> survivor;
   std::optional<Digests> loaded;
   std::uint64_t loaded_ns = 0;
 
@@ -139,7 +139,7 @@ class StateTransfer {
 // Serves the replacements that have asked for the state, one at a time. Chooses a source among the
 // ranks whose state is frozen, and another one if it refuses, is silent or is lost. While no rank
 // is frozen, it takes one that has begun the step: it may wait for a bucket, and answers then. Asks
-// every living rank for its digests once it has begun the step, and admits the replacement when all
+// every survivor for its digests once it has begun the step, and admits the replacement when all
 // that were asked agree. It does not wait for a rank that has not begun the step: that may take
 // long, and meanwhile another loss could leave no rank with the state.
 //
@@ -243,7 +243,7 @@ class StateHealing {
   void GiveUpSource(std::string why, DeferredActions* actions);
   // The rank was compared when it was admitted, and has completed no step since.
   bool WasCompared(std::uint32_t rank) const;
-  // Asks the living ranks that have begun the step and were not asked.
+  // Asks the survivors that have begun the step and were not asked.
   void AskRanks(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSlowReplacement(std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions);

@@ -87,7 +87,7 @@ class HoldWorld {
   void Do(const Event& event);
   // Replacements that have been admitted so far.
   std::size_t Admitted() const;
-  // One has just been admitted: every living rank was compared with it.
+  // One has just been admitted: every survivor was compared with it.
   void CheckAdmission();
   // Does one of the events that may happen next. False if there is none, or after a violation.
   bool Step();

@@ -1,5 +1,5 @@
 // Policy `hold` with `state_source` survivor: a replacement gets the state of the model from a
-// living rank, and is admitted when every rank's digests agree.
+// survivor, and is admitted when every rank's digests agree.
 
 #include "daemon/job/state_healing.h"
 

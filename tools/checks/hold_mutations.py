@@ -706,7 +706,7 @@ MUTATIONS = (
         "a rank is admitted before all have answered",
         "daemon/job/state_healing.cc",
         "if (!transfer_->loaded.has_value() || !transfer_->AllAnswered()) return;",
-        "if (!transfer_->loaded.has_value() || !transfer_->living.has_value()) return;",
+        "if (!transfer_->loaded.has_value() || !transfer_->survivor.has_value()) return;",
     ),
     Mutation(
         "any digests are admitted",
@@ -715,7 +715,7 @@ MUTATIONS = (
         "  if (difference.empty() || !difference.empty()) {\n    members_->Admit",
     ),
     Mutation(
-        "digests of living ranks are not compared",
+        "digests of survivors are not compared",
         "daemon/job/state_healing.cc",
         "  if (difference.empty()) return absl::OkStatus();\n  diverged_",
         "  if (difference.size() != 1) return absl::OkStatus();\n  diverged_",

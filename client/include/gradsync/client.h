@@ -68,7 +68,7 @@ enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 // What a lost rank does to its job. kAbort ends the job. With kHold the running step waits until
 // another process takes the rank's place; see docs/failures.md. Daemons do not have kContinue yet.
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
-// With kHold: who gives a replacement the state of the model. kSurvivor: a living rank, see
+// With kHold: who gives a replacement the state of the model. kSurvivor: a survivor, see
 // Session::ServeState. kTrainer: the trainers themselves, for example from a file that each rank
 // writes after every step.
 enum class StateSource : std::uint8_t { kSurvivor = 1, kTrainer = 2 };
@@ -434,9 +434,9 @@ class Layout {
   //   ABORTED              STEP_ABANDONED, STEP_VOID: the step is void; the message names the rank
   //                        that abandoned it and its reason. Zero the gradients and redo the step
   //                        from its first micro-batch under next_step().
-  //   ABORTED              STEP_IN_DOUBT: the step may be complete on some ranks and void on
-  //                        others. The session ends. Compare the ranks' last steps, or go on from a
-  //                        checkpoint on every rank.
+  //   ABORTED              STEP_IN_DOUBT: this rank cannot learn the verdict. Other ranks may have
+  //                        it, and then all of these the same one. The session ends. Compare the
+  //                        ranks' last steps, or go on from a checkpoint on every rank.
   //   DEADLINE_EXCEEDED    STEP_TIMEOUT: the job's step_timeout has expired and the step is void;
   //                        the message names the late ranks. WAIT_TIMEOUT: `timeout` has
   //                        expired; nothing changed.
@@ -569,7 +569,7 @@ class Session {
   virtual void CallBegan(std::uint64_t pauses) = 0;
   // In a replacement: the layouts that the job has now; it registers them. Otherwise: none.
   virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;
-  // In a replacement: gets the state of the model from a living rank. `timeout`: until ConfirmState
+  // In a replacement: gets the state of the model from a survivor. `timeout`: until ConfirmState
   // returns. It may be infinite: if other ranks wait for this one for longer than hold_timeout, the
   // job ends.
   //   UNAVAILABLE          STATE_UNAVAILABLE: every rank that has the state refused or was silent;
@@ -581,7 +581,7 @@ class Session {
   virtual absl::StatusOr<StateImage> FetchState(
       absl::Duration timeout = absl::InfiniteDuration()) = 0;
   // In a replacement that has loaded the state: reads it by the TrainerState, sends its digests,
-  // and waits until they are compared with the living ranks'. OK: its steps may begin.
+  // and waits until they are compared with the survivors'. OK: its steps may begin.
   //   ABORTED              STATE_INTERRUPTED: the step became void, or a rank that took part in the
   //                        transfer was lost or refused. Call FetchState again.
   //   FAILED_PRECONDITION  RANKS_DIVERGED: this rank has something else; names the first item.

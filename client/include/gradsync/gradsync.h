@@ -138,7 +138,7 @@ typedef enum gradsync_loss_policy {
 
 /* Who gives a replacement the state of the model. */
 typedef enum gradsync_state_source {
-  GRADSYNC_STATE_OF_SURVIVOR = 1, /* default: a living rank, see gradsync_serve_state() */
+  GRADSYNC_STATE_OF_SURVIVOR = 1, /* default: a survivor, see gradsync_serve_state() */
   GRADSYNC_STATE_OF_TRAINER = 2   /* the trainers themselves, for example from a file per step */
 } gradsync_state_source_t;
 
@@ -444,7 +444,7 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
 
 /* ---- The state of the model ------------------------------------------------------------------ */
 
-/* With GRADSYNC_HOLD and GRADSYNC_STATE_OF_SURVIVOR, a living rank gives a replacement the state of
+/* With GRADSYNC_HOLD and GRADSYNC_STATE_OF_SURVIVOR, a survivor gives a replacement the state of
  * the model. Every rank calls gradsync_serve_state() once. A replacement registers the layouts of
  * gradsync_get_current_layouts(), fetches the state, loads it, and calls gradsync_confirm_state().
  *
@@ -514,7 +514,7 @@ GRADSYNC_EXPORT void gradsync_current_layouts_destroy(gradsync_current_layouts_t
 
 typedef struct gradsync_state_image gradsync_state_image_t;
 
-/* In a replacement: gets the state of the model from a living rank. `timeout`: until
+/* In a replacement: gets the state of the model from a survivor. `timeout`: until
  * gradsync_confirm_state() returns. It may be GRADSYNC_FOREVER: if other ranks wait for this one
  * for longer than hold_timeout, the job ends. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_fetch_state(
@@ -529,7 +529,7 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_state_image_item(
 GRADSYNC_EXPORT void gradsync_state_image_destroy(gradsync_state_image_t* image);
 
 /* In a replacement that has loaded the state: reads it by read(), and waits until it is compared
- * with the living ranks'. NULL: its steps may begin. GRADSYNC_ABORTED "STATE_INTERRUPTED": call
+ * with the survivors'. NULL: its steps may begin. GRADSYNC_ABORTED "STATE_INTERRUPTED": call
  * gradsync_fetch_state() again. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_confirm_state(
     gradsync_session_t* session, int64_t timeout);

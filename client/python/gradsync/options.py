@@ -39,9 +39,9 @@ class SessionOptions:
       on_rank_loss: what happens when a rank is lost. "abort" ends the job. With "hold" the running
         step waits until another process takes the rank's place. Daemons that do not have "continue"
         refuse it.
-      state_source: with "hold": who gives that process the state of the model. "survivor": a living
-        rank, see Session.serve_state(). "trainer": the trainers themselves, for example from a file
-        that each rank writes after every step.
+      state_source: with "hold": who gives that process the state of the model. "survivor": a rank
+        that has it, see Session.serve_state(). "trainer": the trainers themselves, for example from
+        a file that each rank writes after every step.
       hold_timeout: with "hold": seconds for which the other ranks wait for a lost one in one step,
         before the job ends; None: 10 min.
       divisor: what averages are divided by: "live_ranks" or "world".

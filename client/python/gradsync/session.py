@@ -345,7 +345,7 @@ class Session:
             return _current_layouts.read(self._handle)
 
     def fetch_state(self, timeout: Optional[float] = None) -> StateImage:
-        """In a replacement: gets the state of the model from a living rank.
+        """In a replacement: gets the state of the model from a survivor.
 
         Call it after every layout of current_layouts() is registered. Then load the state and call
         confirm_state().
@@ -374,7 +374,7 @@ class Session:
         return image
 
     def confirm_state(self, timeout: Optional[float] = None) -> None:
-        """In a replacement: waits until its loaded state is compared with the living ranks'.
+        """In a replacement: waits until its loaded state is compared with the survivors'.
 
         Reads the state by the function of serve_state(). When this returns, the steps may begin.
 
