@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/base/logging.h"
 #include "daemon/job/job_table.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/node_group_table.h"
@@ -27,6 +26,7 @@
 #include "tests/fuzz/check.h"
 #include "tests/fuzz/fuzzed_rank.h"
 #include "tests/fuzz/held_engines.h"
+#include "tests/fuzz/quiet_log.h"
 #include "tests/fuzz/rank_messages.h"
 #include "tests/job/held_reducer.h"
 #include "tests/job/manual_executor.h"
@@ -437,12 +437,7 @@ class World {
 }  // namespace gradsync::daemon
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const bool quiet = [] {
-    gradsync::daemon::LogOptions options;
-    options.level = gradsync::daemon::LogLevel::kError;
-    return gradsync::daemon::InitLogging(options).ok();
-  }();
-  FUZZ_CHECK(quiet);
+  gradsync::fuzz::QuietLog();
   gradsync::daemon::World(gradsync::fuzz::ByteReader(data, size)).Run();
   return 0;
 }

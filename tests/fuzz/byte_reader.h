@@ -9,6 +9,8 @@
 #include <iterator>
 #include <string>
 
+#include "tests/fuzz/edge_numbers.h"
+
 namespace gradsync::fuzz {
 
 // Reads from the front; behind the end everything is 0. Thread-compatible. The bytes outlive this.
@@ -31,24 +33,12 @@ class ByteReader {
 
   // Mostly `near` or a neighbour of it, sometimes a small number or the end of a range.
   std::uint64_t Number(std::uint64_t near) {
-    static constexpr std::uint64_t kEdges[] = {0,
-                                               1,
-                                               2,
-                                               127,
-                                               128,
-                                               0x7fffffff,
-                                               0x80000000,
-                                               0xffffffff,
-                                               0x100000000,
-                                               0x7fffffffffffffff,
-                                               0x8000000000000000,
-                                               0xffffffffffffffff};
     const std::uint8_t choice = Byte();
     if (choice < 160) return near;
     if (choice < 192) return near + 1;
     if (choice < 208) return near - 1;
     if (choice < 232) return choice - 208u;
-    return kEdges[choice % std::size(kEdges)];
+    return kEdgeNumbers[choice % std::size(kEdgeNumbers)];
   }
 
   // At most `most` bytes.

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "daemon/base/logging.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/rpc/decode.h"
@@ -24,6 +23,7 @@
 #include "tests/fuzz/check.h"
 #include "tests/fuzz/fuzzed_rank.h"
 #include "tests/fuzz/held_engines.h"
+#include "tests/fuzz/quiet_log.h"
 #include "tests/fuzz/rank_messages.h"
 #include "tests/job/manual_executor.h"
 #include "tests/job/recording_sink.h"
@@ -476,12 +476,7 @@ class World {
 }  // namespace gradsync::daemon
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const bool quiet = [] {
-    gradsync::daemon::LogOptions options;
-    options.level = gradsync::daemon::LogLevel::kError;
-    return gradsync::daemon::InitLogging(options).ok();
-  }();
-  FUZZ_CHECK(quiet);
+  gradsync::fuzz::QuietLog();
   gradsync::daemon::World(gradsync::fuzz::ByteReader(data, size)).Run();
   return 0;
 }

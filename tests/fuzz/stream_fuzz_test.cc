@@ -2,6 +2,7 @@
 // free everything afterwards, and must serve a correct job all the while.
 
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <random>
 #include <string>
@@ -10,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
+#include "tests/fuzz/edge_numbers.h"
 #include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
@@ -29,19 +31,7 @@ class Fuzzer {
 
   // Returns mostly small numbers, sometimes one at the end of a range.
   std::uint64_t Number() {
-    static constexpr std::uint64_t kEdges[] = {0,
-                                               1,
-                                               2,
-                                               127,
-                                               128,
-                                               0x7fffffff,
-                                               0x80000000,
-                                               0xffffffff,
-                                               0x100000000,
-                                               0x7fffffffffffffff,
-                                               0x8000000000000000,
-                                               0xffffffffffffffff};
-    return Below(3) == 0 ? kEdges[Below(std::size(kEdges))] : Below(4);
+    return Below(3) == 0 ? fuzz::kEdgeNumbers[Below(std::size(fuzz::kEdgeNumbers))] : Below(4);
   }
 
   std::string Text(std::size_t most) {
