@@ -85,5 +85,18 @@ TEST(RendezvousTest, LimitsKeysAndValues) {
   EXPECT_FALSE(store.Put("one more", "x").ok());
 }
 
+TEST(RendezvousTest, LimitsKeysThatAreAwaited) {
+  Rendezvous store;
+  int answered = 0;
+  const auto answer = [&](const std::string&) { ++answered; };
+  for (std::size_t i = 0; i < Rendezvous::kMaxKeys; ++i) {
+    ASSERT_TRUE(store.When("key", answer).ok());
+  }
+  EXPECT_FALSE(store.When("another", answer).ok());
+  EXPECT_TRUE(store.Put("key", "x").ok());
+  EXPECT_EQ(answered, static_cast<int>(Rendezvous::kMaxKeys));
+  EXPECT_TRUE(store.When("another", answer).ok());
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
