@@ -128,6 +128,18 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
+TEST_F(PeerPort, ConnectionWithoutAHandshakeEnds) {
+  const Descriptor silent = Connected(kAttackersAddress, alpha_.Status().peer_address());
+  char bytes[4096];
+  ssize_t got = 0;
+  do {
+    ASSERT_TRUE(AwaitReadable(silent.get(), kPatienceMs));
+    got = read(silent.get(), bytes, sizeof(bytes));  // first the daemon's own settings
+  } while (got > 0);
+  EXPECT_EQ(got, 0) << "closed";
+  ExpectUnharmed();
+}
+
 // ---- Streams without Hello
 
 // Streams on one connection that say nothing.

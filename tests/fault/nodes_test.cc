@@ -612,6 +612,15 @@ TEST_F(NodesTest, DetachBeforeTheNodesMeetEndsTheStream) {
   EXPECT_TRUE(end.ok()) << end.error_message();
 }
 
+TEST_F(NodesTest, TooLargeAMessageEndsItsStream) {
+  Stranger stranger(coordinator());
+  v1::AttachRequest large;
+  large.mutable_launch_done()->set_epoch(1000);  // which does not exist
+  large.mutable_launch_done()->mutable_status()->set_message(std::string(256 << 10, 'x'));
+  stranger.Say(large);
+  EXPECT_EQ(stranger.Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
 TEST_F(NodesTest, NodeHasABoundOnItsRanksInAJob) {
   constexpr std::uint32_t kMost = 1024;
   Stranger stranger(coordinator(), 2 * kMost);  // has rank 1
