@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,11 +67,18 @@ Descriptor Connected(const std::string& from_host, const std::string& to) {
   return fd;
 }
 
+std::size_t DescriptorsOf(const TestDaemon& daemon) {
+  const std::filesystem::directory_iterator all("/proc/" + std::to_string(daemon.pid()) + "/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
 // Nodes alpha and beta with a job, and node gamma. The daemons may have few descriptors.
 class PeerPort : public testing::Test {
  protected:
+  static constexpr std::size_t kDescriptors = 1024;
   static std::vector<std::string> FewDescriptors() {
-    return {"/usr/bin/prlimit", "--nofile=1024:1024"};
+    const std::string few = std::to_string(kDescriptors);
+    return {"/usr/bin/prlimit", "--nofile=" + few + ":" + few};
   }
   Trainers Join(const std::string& job, const TestDaemon& first, const TestDaemon& second) const {
     const std::string options = "coordinator=" + alpha_.Status().peer_address();
@@ -106,6 +114,7 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
   const rlimit all{before.rlim_max, before.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &all), 0);
   const std::string peer = alpha_.Status().peer_address();
+  const std::size_t before_attack = DescriptorsOf(alpha_);
   std::atomic<bool> stop{false}, full{false};
   // As many as it can get, and a new one for each that the daemon closes.
   std::thread attacker([&] {
@@ -122,6 +131,8 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
     }
   });
   while (!full) ExpectAll(innocent_, "step");
+  // One address may have a half of what all other nodes may have.
+  EXPECT_LT(DescriptorsOf(alpha_), before_attack + kDescriptors / 4);
   ExpectUnharmed();
   stop = true;
   attacker.join();
@@ -149,10 +160,17 @@ class SilentStreams {
       : stub_(v1::Peer::NewStub(
             grpc::CreateInsecureChannelFromFd("peer", dup(Connected(from, to).get())))) {
     for (std::size_t i = 0; i < count; ++i) {
-      Silent& silent = *streams_.emplace_back(std::make_unique<Silent>());
-      silent.stream = stub_->Attach(&silent.context);
-      silent.reader = std::thread([this, &silent] { AwaitEnd(&silent); });
+      streams_.push_back(std::make_unique<Silent>());
     }
+    // All at once.
+    for (const auto& silent : streams_) {
+      silent->reader = std::thread([this, one = silent.get()] {
+        one->stream = stub_->Attach(&one->context);
+        AwaitEnd(one);
+      });
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return begun_ == streams_.size(); });
   }
   ~SilentStreams() {
     for (const auto& silent : streams_) silent->context.TryCancel();
@@ -181,6 +199,11 @@ class SilentStreams {
   };
 
   void AwaitEnd(Silent* silent) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++begun_;
+      changed_.notify_all();
+    }
     v1::AttachResponse message;
     while (silent->stream->Read(&message)) {
     }
@@ -196,7 +219,7 @@ class SilentStreams {
   const std::unique_ptr<v1::Peer::Stub> stub_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::size_t refused_ = 0, ended_ = 0;
+  std::size_t begun_ = 0, refused_ = 0, ended_ = 0;
   std::vector<std::unique_ptr<Silent>> streams_;
 };
 
