@@ -10,6 +10,7 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -71,8 +72,8 @@ void LimitTasks(const TestDaemon& daemon, int limit) {
   ASSERT_EQ(ChildProcess(options).Wait(kPatienceMs), 0);
 }
 
-// Trainers are root, so that they do not count.
-Trainers Joined(const std::vector<const TestDaemon*>& nodes, const std::string& job) {
+// Ranks that have not joined yet. Trainers are root, so that they do not count.
+Trainers RanksOf(const std::vector<const TestDaemon*>& nodes, const std::string& job) {
   Trainers trainers;
   std::string options;
   if (nodes.front() != nodes.back()) {
@@ -82,8 +83,26 @@ Trainers Joined(const std::vector<const TestDaemon*>& nodes, const std::string& 
     trainers.push_back(std::make_unique<Trainer>(
         nodes[rank]->socket(), rank, static_cast<std::uint32_t>(nodes.size()), job, options));
   }
+  return trainers;
+}
+
+Trainers Joined(const std::vector<const TestDaemon*>& nodes, const std::string& job) {
+  Trainers trainers = RanksOf(nodes, job);
   JoinAll(trainers);
   return trainers;
+}
+
+// The ranks join, register a layout and do a step, until one of them fails.
+std::vector<Reply> FirstFailures(const Trainers& trainers) {
+  for (const char* command : {"", "register buckets=2 count=1000", "step"}) {
+    for (const auto& rank : trainers) rank->Send(*command == '\0' ? rank->join() : command);
+    std::vector<Reply> failures;
+    for (const auto& rank : trainers) {
+      if (Reply reply = rank->Receive(); !reply.ok()) failures.push_back(std::move(reply));
+    }
+    if (!failures.empty()) return failures;
+  }
+  return {};
 }
 
 class ThreadLimitTest : public testing::Test {
@@ -132,18 +151,14 @@ TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
     int out_of_threads = 0;
     for (int more = 0; more < 24; ++more) {
       LimitTasks(limited, Tasks() + more);
-      const auto trainers = Joined({&alpha, &beta}, absl::StrCat("job", more));
+      const auto trainers = RanksOf({&alpha, &beta}, absl::StrCat("job", more));
       std::string failed;
-      for (const char* command : {"register buckets=2 count=1000", "step"}) {
-        for (const Reply& reply : DoAll(trainers, command)) {
-          if (reply.ok()) continue;
-          EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
-          EXPECT_TRUE(reply.reason == "ENGINE_FAILED" || reply.reason == "ENGINE_LOST" ||
-                      reply.reason == "ENGINE_PEER_LOST")
-              << reply;
-          failed = reply.message;
-        }
-        if (!failed.empty()) break;
+      for (const Reply& reply : FirstFailures(trainers)) {
+        EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
+        EXPECT_TRUE(reply.reason == "ENGINE_FAILED" || reply.reason == "ENGINE_LOST" ||
+                    reply.reason == "ENGINE_PEER_LOST")
+            << reply;
+        failed = reply.message;
       }
       std::cout << more << " more tasks: " << (failed.empty() ? "no error" : failed) << std::endl;
       if (absl::StrContains(failed, kNoThread)) {
