@@ -173,8 +173,12 @@ absl::Status Introduce(const PeerMeshOptions& options, const std::string& hello,
   while (broken->ok()) {
     const absl::StatusOr<std::size_t> got = stream->Read(&welcome, 1);
     if (!got.ok()) *broken = got.status();
-    if (got.ok() && *got == 1) break;
-    if (!got.ok()) continue;
+    if (!got.ok()) break;
+    if (*got == 1) {
+      // An alert of TLS, for example, if only that node has certificates.
+      if (welcome != kWelcome) *broken = absl::UnavailableError("its answer is no welcome");
+      break;
+    }
     if (absl::Status status = AwaitStream(options, *stream, POLLIN, name); !status.ok()) {
       return status;
     }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -217,6 +218,34 @@ TEST(PeerMesh, GivesUpWhenTheStoreIsCancelled) {
   connects.join();
   EXPECT_EQ(mesh.status(), absl::AbortedError("node-1 was lost"));
   EXPECT_LT(MonotonicNowNs() - cancelled_ns, 30'000'000'000u);
+}
+
+// A node with TLS answers one without by an alert.
+TEST(PeerMesh, TakesNoOtherAnswerForAWelcome) {
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const SocketAddress any = ParseAddress("127.0.0.1", 0).value();
+  ASSERT_EQ(bind(listener.get(), any.get(), any.length), 0);
+  ASSERT_EQ(listen(listener.get(), SOMAXCONN), 0);
+  MemoryStore store;
+  ASSERT_TRUE(store
+                  .Set("watch/0", EncodeStoredPeer("127.0.0.1", LocalPort(listener.get()),
+                                                   std::string(kPeerTokenBytes, 'x'), "lanes=2"))
+                  .ok());
+  std::vector<UniqueFd> answered;
+  std::thread answers([&] {
+    for (;;) {
+      UniqueFd connection(accept(listener.get(), nullptr, nullptr));
+      if (!connection.valid()) return;
+      send(connection.get(), "\x15", 1, MSG_NOSIGNAL);
+      answered.push_back(std::move(connection));
+    }
+  });
+  const Mesh mesh = ConnectPeers(Options(1, 2, &store));
+  shutdown(listener.get(), SHUT_RDWR);
+  answers.join();
+  EXPECT_EQ(DetailsOf(mesh.status()).reason, "ENGINE_PEER_LOST") << mesh.status();
+  EXPECT_TRUE(absl::StrContains(mesh.status().message(), "node-0")) << mesh.status();
+  EXPECT_GT(answered.size(), 1u) << "the node tries again";
 }
 
 TEST(PeerMesh, ClosesConnectionsWithoutTheToken) {
