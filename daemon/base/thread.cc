@@ -8,16 +8,9 @@
 #include "daemon/base/error.h"
 
 namespace gradsync::daemon {
-namespace {
-
-// gRPC starts threads of its own when it has much to do. If the system refuses one, the work that
-// was meant for it never runs, and the connection of any user may stand still. So these are left.
-constexpr int kLeftToGrpc = 8;
-
-}  // namespace
 
 bool CanStartThreads(int count) {
-  count += kLeftToGrpc;
+  count += kThreadsLeftToGrpc;
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
   std::vector<std::thread> threads;

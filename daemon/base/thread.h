@@ -11,6 +11,10 @@
 
 namespace gradsync::daemon {
 
+// gRPC starts threads of its own when it has much to do. If the system refuses one, the work that
+// was meant for it never runs, and the connection of any user may stand still. So these are left.
+inline constexpr int kThreadsLeftToGrpc = 8;
+
 // For each thread that is started because a client or another node asks for something: if the
 // daemon may have no more threads, or only the few that gRPC may need, what was asked for fails
 // with OutOfThreads(), and the daemon goes on. Takes some 0.2 ms.

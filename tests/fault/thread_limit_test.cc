@@ -15,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/base/thread.h"
 #include "gtest/gtest.h"
 #include "tests/fault/trainer.h"
 #include "tests/kit/child_process.h"
@@ -117,7 +118,7 @@ TEST_F(ThreadLimitTest, ANewUserIsRefused) {
   const TestDaemon daemon({}, Environment(), AsUser());
   const auto trainers = JoinedTrainers(daemon, 2);  // of the daemon's user
   ExpectAll(trainers, "register buckets=2 count=1000");
-  LimitTasks(daemon, 1);
+  LimitTasks(daemon, Tasks() + daemon::kThreadsLeftToGrpc);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   daemon.socket().copy(address.sun_path, sizeof(address.sun_path) - 1);
@@ -134,7 +135,7 @@ TEST_F(ThreadLimitTest, ANewUserIsRefused) {
 
 // An engine between nodes has threads on both nodes, and a process on each. The daemon may have a
 // few tasks more in each round, so that each of them is the first one that cannot be started. It
-// leaves 8 to gRPC.
+// always leaves some to gRPC, without which no connection is sure to go on.
 TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
   // The coordinator is limited, or the other node.
   for (const bool coordinator : {true, false}) {
@@ -149,8 +150,8 @@ TEST_F(ThreadLimitTest, AJobBetweenNodesFailsByNameAndNothingElse) {
     // Both daemons have served a job before, and have the threads that this takes.
     Joined({&alpha, &beta}, "first");
     int out_of_threads = 0;
-    for (int more = 0; more < 24; ++more) {
-      LimitTasks(limited, Tasks() + more);
+    for (int more = 0; more < 16; ++more) {
+      LimitTasks(limited, Tasks() + daemon::kThreadsLeftToGrpc + more);
       const auto trainers = RanksOf({&alpha, &beta}, absl::StrCat("job", more));
       std::string failed;
       for (const Reply& reply : FirstFailures(trainers)) {
