@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/base/ticker.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/coordinator_link_table.h"
 #include "daemon/peer/engine_quota.h"
@@ -17,7 +18,6 @@
 #include "daemon/peer/peer_credentials.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_server.h"
-#include "daemon/peer/ticker.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {

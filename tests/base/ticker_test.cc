@@ -1,4 +1,4 @@
-#include "daemon/peer/ticker.h"
+#include "daemon/base/ticker.h"
 
 #include <atomic>
 #include <chrono>

@@ -1,7 +1,7 @@
 // A thread that calls a function at fixed intervals, but only while there is something to do.
 
-#ifndef DAEMON_PEER_TICKER_H_
-#define DAEMON_PEER_TICKER_H_
+#ifndef DAEMON_BASE_TICKER_H_
+#define DAEMON_BASE_TICKER_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -40,4 +40,4 @@ class Ticker {
 
 }  // namespace gradsync::daemon
 
-#endif  // DAEMON_PEER_TICKER_H_
+#endif  // DAEMON_BASE_TICKER_H_
