@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
   builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);
   builder.RegisterService(&made->service_);
+  made->unknown_.Register(&builder);
   made->dispatcher_ = std::make_unique<CompletionDispatcher>(builder.AddCompletionQueue());
   made->server_ = builder.BuildAndStart();
   if (made->server_ == nullptr) {
@@ -68,6 +69,7 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
     accepted();
   };
   acceptor_.Start(std::move(hooks), dispatcher_->queue());
+  unknown_.Start(dispatcher_->queue());
   dispatcher_->Start(kThreads);
   listener_->Start([this](UniqueFd connection) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
@@ -94,6 +96,7 @@ void PeerServer::Shutdown() {
   listener_->Stop();
   server_->Shutdown(std::chrono::system_clock::now());
   acceptor_.Stop();
+  unknown_.Stop();
 }
 
 void PeerServer::Stop() {

@@ -17,6 +17,7 @@
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
+#include "daemon/rpc/unknown_calls.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 
 namespace gradsync::daemon {
@@ -39,7 +40,7 @@ class PeerServer {
   void Accept(const AgentSessionContext& context, std::function<void()> accepted);
   // The sessions that are open.
   std::vector<std::shared_ptr<AgentSession>> Sessions() { return acceptor_.Open(); }
-  // The sessions' streams, and the one that waits for the next agent.
+  // The sessions' streams, unknown calls, and those that wait for the next ones.
   const StreamCount& streams() const { return streams_; }
 
   // Ends every stream and accepts no more.
@@ -56,6 +57,7 @@ class PeerServer {
   StreamCount streams_;
   v1::Peer::AsyncService service_;
   StreamAcceptor<AgentSession> acceptor_;
+  UnknownCalls unknown_{&streams_};
   std::unique_ptr<CompletionDispatcher> dispatcher_;
   std::unique_ptr<grpc::Server> server_;
   // Takes the connections that the listener accepts.

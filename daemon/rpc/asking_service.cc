@@ -14,6 +14,7 @@
 #include "daemon/rpc/reflection_answers.h"
 #include "daemon/rpc/stream_count.h"
 #include "daemon/rpc/stream_service.h"
+#include "daemon/rpc/unknown_calls.h"
 #include "gradsync/v1/introspection.pb.h"
 
 namespace gradsync::daemon {
@@ -150,6 +151,8 @@ struct AskingService::Parts {
   QuestionDesk<ServerReflectionRequest, ServerReflectionResponse> reflection{Reflection(),
                                                                              &streams};
 
+  UnknownCalls unknown{&streams};
+
   std::unique_ptr<CompletionDispatcher> dispatcher;  // last: its queue refers to the streams
 };
 
@@ -164,6 +167,7 @@ void AskingService::Register(grpc::ServerBuilder* builder) {
        {&parts_->health_service, &parts_->introspection_service, &parts_->reflection_service}) {
     builder->RegisterService(service);
   }
+  parts_->unknown.Register(builder);
   parts_->dispatcher = std::make_unique<CompletionDispatcher>(builder->AddCompletionQueue());
 }
 
@@ -178,6 +182,7 @@ void AskingService::Start() {
   p.stats.Start(&p.introspection_service, 1, queue);
   p.timeline.Start(&p.introspection_service, 2, queue);
   p.reflection.Start(&p.reflection_service, 0, queue);
+  p.unknown.Start(queue);
 }
 
 void AskingService::StopServing() { parts_->health.StopServing(); }
@@ -200,6 +205,7 @@ void AskingService::Stop() {
   p.stats.Stop();
   p.timeline.Stop();
   p.reflection.Stop();
+  p.unknown.Stop();
   p.streams.WaitForNone(std::chrono::steady_clock::now() + kStopPatience);
   p.dispatcher->Stop();
 }

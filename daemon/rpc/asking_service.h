@@ -1,4 +1,5 @@
-// The services with which clients ask the daemon: Health, Introspection and reflection.
+// The services with which clients ask the daemon: Health, Introspection and reflection. It also
+// answers the calls of methods that the daemon does not have.
 //
 // They have a queue and threads of their own, which no client can hold: not by calls that stay
 // open, not by answers that it does not read, and not by the work of its jobs.

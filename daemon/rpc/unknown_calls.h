@@ -1,0 +1,49 @@
+// Answers the calls of methods that a server does not have: UNIMPLEMENTED.
+//
+// gRPC 1.51 answers them as well if it is left to, but not safely: if such a call waits already
+// when gRPC asks its queue for one, and two threads serve the queue, the queue can hand out a tag
+// that is null (server_cc.cc: the constructor of GenericAsyncRequest asks, before the object is an
+// UnimplementedAsyncRequest).
+
+#ifndef DAEMON_RPC_UNKNOWN_CALLS_H_
+#define DAEMON_RPC_UNKNOWN_CALLS_H_
+
+#include <grpcpp/generic/async_generic_service.h>
+
+#include "daemon/base/mutex.h"
+#include "daemon/rpc/stream_count.h"
+
+namespace grpc {
+class ServerBuilder;
+}  // namespace grpc
+
+namespace gradsync::daemon {
+
+// Legal calls: Register Start Stop. Outlives the dispatcher of its queue.
+class UnknownCalls {
+ public:
+  // `streams` counts the calls, with the one that it waits for, and outlives it.
+  explicit UnknownCalls(StreamCount* streams) : streams_(streams) {}
+
+  // Called before the server is built.
+  void Register(grpc::ServerBuilder* builder);
+  // Called after it is built. Starts to accept calls.
+  void Start(grpc::ServerCompletionQueue* queue);
+  // Accepts no more calls, so that the queue can be shut down. Idempotent.
+  void Stop();
+
+ private:
+  class Call;
+  void AcceptNext();
+
+  StreamCount* const streams_;
+  grpc::AsyncGenericService service_;
+  grpc::ServerCompletionQueue* queue_ = nullptr;  // constant once started
+
+  Mutex mutex_;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_UNKNOWN_CALLS_H_
