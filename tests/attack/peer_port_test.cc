@@ -1,5 +1,5 @@
-// Whoever reaches the peer port gets few descriptors and few engines there, and no other node's job
-// notices. The attacker calls from an address of its own.
+// Whoever reaches the peer port gets few descriptors, little memory and few engines there, and no
+// other node's job notices. The attacker calls from an address of its own.
 
 #include <arpa/inet.h>
 #include <grpcpp/create_channel_posix.h>
@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iostream>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -26,11 +27,13 @@
 
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "tests/attack/raw_http2.h"
 #include "tests/fault/fake_coordinator.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/process_memory.h"
 #include "tests/kit/test_daemon.h"
 
 namespace gradsync::attack {
@@ -43,6 +46,7 @@ using fault::Reply;
 using fault::Trainer;
 using fault::Trainers;
 
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 // All loopback addresses belong to this machine, so anyone may call from any of them.
 constexpr char kAttackersAddress[] = "127.0.0.9";
 
@@ -234,6 +238,41 @@ TEST_F(PeerPort, StreamsOfOneAddressWithoutHelloAreFewAndEnd) {
   EXPECT_TRUE(neighbours.AwaitEnds());
   EXPECT_EQ(attackers.AwaitRefused(kMore), kMore);
   EXPECT_EQ(neighbours.AwaitRefused(0), 0u) << "they are at another address";
+}
+
+// ---- Calls that are reset at once (CVE-2023-44487)
+
+TEST_F(PeerPort, CallsThatAreResetAtOnceTakeLittleMemory) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  const std::string peer = alpha_.Status().peer_address();
+  // Without a limit it is gigabytes after some seconds, and the daemon ends here.
+  const rlimit most{rlim_t{5} << 30, rlim_t{5} << 30};
+  ASSERT_EQ(prlimit(alpha_.pid(), RLIMIT_AS, &most, nullptr), 0);
+  const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> attackers;
+  for (int i = 0; i < 8; ++i) {
+    attackers.emplace_back([&] {
+      RawHttp2 connection(Connected(kAttackersAddress, peer), 65535);
+      while (!stop) {
+        if (!connection.connected()) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
+          connection = RawHttp2(Connected(kAttackersAddress, peer), 65535);
+        }
+        connection.OpenAndReset("/gradsync.v1.Peer/Attach", 100);
+      }
+    });
+  }
+  const std::uint64_t until_ns = NowNs() + 3'000'000'000;
+  while (NowNs() < until_ns && !HasFailure()) ExpectAll(innocent_, "step times=10");
+  ExpectUnharmed();
+  stop = true;
+  for (std::thread& attacker : attackers) attacker.join();
+  const std::uint64_t cost = MemoryBytes(alpha_.pid(), "VmHWM") - before;
+  std::cout << before / kMiB << " MiB before, " << cost / kMiB << " MiB more" << std::endl;
+  EXPECT_LT(cost, 512 * kMiB);
+  const std::string log = alpha_.Log();
+  EXPECT_NE(log.find("peer port: connection ended address=127.0.0.9:"), std::string::npos) << log;
 }
 
 // ---- A coordinator that a trainer has chosen

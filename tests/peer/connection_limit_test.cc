@@ -21,17 +21,17 @@ namespace {
 
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
-sockaddr_storage Address(const std::string& host) {
+sockaddr_storage Address(const std::string& host, std::uint16_t port) {
   sockaddr_storage address{};
   auto& v4 = reinterpret_cast<sockaddr_in&>(address);
   auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
   if (inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1) {
     v4.sin_family = AF_INET;
-    v4.sin_port = htons(4711);
+    v4.sin_port = htons(port);
   } else {
     EXPECT_EQ(inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr), 1) << host;
     v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(4711);
+    v6.sin6_port = htons(port);
   }
   return address;
 }
@@ -44,14 +44,18 @@ struct Connection {
     ours = UniqueFd(ends[0]);
     theirs = UniqueFd(ends[1]);
   }
+  bool ended() const {
+    char byte = 0;
+    return recv(theirs.get(), &byte, 1, MSG_DONTWAIT) == 0;
+  }
   UniqueFd ours, theirs;
 };
 
 class ConnectionLimitTest : public testing::Test {
  protected:
-  absl::Status Admit(const std::string& host) {
+  absl::Status Admit(const std::string& host, std::uint16_t port = 4711) {
     auto connection = std::make_unique<Connection>();
-    const absl::Status status = limit_.Admit(connection->ours.get(), Address(host));
+    const absl::Status status = limit_.Admit(connection->ours.get(), Address(host, port));
     if (status.ok()) connections_.push_back(std::move(connection));
     return status;
   }
@@ -98,6 +102,34 @@ TEST_F(ConnectionLimitTest, AMappedAddressIsTheSame) {
   ASSERT_TRUE(Admit("10.0.0.1").ok() && Admit("::ffff:10.0.0.1").ok());
   const absl::Status refused = Admit("10.0.0.1");
   EXPECT_TRUE(absl::StrContains(refused.message(), "its address has 2 connections")) << refused;
+}
+
+TEST_F(ConnectionLimitTest, EndsTheConnectionOfAPort) {
+  const std::string ip("\x0a\0\0\1", 4);
+  ASSERT_TRUE(Admit("10.0.0.1", 1).ok() && Admit("::ffff:10.0.0.1", 2).ok());
+  ASSERT_TRUE(Admit("10.0.0.2", 1).ok());
+  EXPECT_FALSE(limit_.End(ip, 3));
+  EXPECT_FALSE(limit_.End("", 1));
+  EXPECT_TRUE(limit_.End(ip, 2));
+  EXPECT_FALSE(connections_[0]->ended());
+  EXPECT_TRUE(connections_[1]->ended());
+  EXPECT_FALSE(connections_[2]->ended());
+  EXPECT_TRUE(limit_.End(ip, 1));
+  EXPECT_TRUE(connections_[0]->ended());
+  EXPECT_FALSE(connections_[2]->ended());
+  connections_.erase(connections_.begin(), connections_.begin() + 2);
+  EXPECT_FALSE(limit_.End(ip, 1)) << "it is closed";
+}
+
+TEST_F(ConnectionLimitTest, AnAddressWaitsAfterTheEnd) {
+  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  EXPECT_TRUE(limit_.End(std::string("\x0a\0\0\1", 4), 4711));
+  connections_.clear();
+  const absl::Status refused = Admit("10.0.0.1");
+  EXPECT_TRUE(absl::StrContains(refused.message(), "too many open calls")) << refused;
+  EXPECT_TRUE(Admit("10.0.0.2").ok());
+  clock_.Advance(kSecondNs);
+  EXPECT_TRUE(Admit("10.0.0.1").ok());
 }
 
 }  // namespace

@@ -1,0 +1,50 @@
+#include "daemon/base/borrowed_socket.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "daemon/base/unique_fd.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// More than a Unix socket holds, so that one call takes all of it. A TCP socket may hold more.
+constexpr std::size_t kDropBytes = std::size_t{1} << 20;
+constexpr int kMostDrops = 64;
+
+// The number of the socket that the descriptor names; 0: none.
+ino_t SocketOf(int descriptor) {
+  struct stat named {};
+  return fstat(descriptor, &named) == 0 && S_ISSOCK(named.st_mode) ? named.st_ino : 0;
+}
+
+// Takes what has come and nobody has read. Otherwise the owner still reads it.
+void Drop(int socket) {
+  const std::unique_ptr<char[]> dropped(new char[kDropBytes]);  // not zeroed: pages come with use
+  for (int i = 0; i < kMostDrops; ++i) {
+    // TCP copies nothing with MSG_TRUNC.
+    if (recv(socket, dropped.get(), kDropBytes, MSG_DONTWAIT | MSG_TRUNC) <= 0) return;
+  }
+}
+
+}  // namespace
+
+BorrowedSocket::BorrowedSocket(int descriptor)
+    : descriptor_(descriptor), socket_(SocketOf(descriptor)) {}
+
+bool BorrowedSocket::IsOpen() const { return socket_ != 0 && SocketOf(descriptor_) == socket_; }
+
+bool BorrowedSocket::End() const {
+  // The copy names one socket from now on, whatever its owner does.
+  const UniqueFd copy(fcntl(descriptor_, F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid() || socket_ == 0 || SocketOf(copy.get()) != socket_) return false;
+  shutdown(copy.get(), SHUT_RDWR);
+  Drop(copy.get());
+  return true;
+}
+
+}  // namespace gradsync::daemon

@@ -1,0 +1,32 @@
+// A connection whose descriptor belongs to gRPC, which closes it at a time of its own.
+
+#ifndef DAEMON_BASE_BORROWED_SOCKET_H_
+#define DAEMON_BASE_BORROWED_SOCKET_H_
+
+#include <sys/types.h>
+
+namespace gradsync::daemon {
+
+// A value. It knows the socket behind the descriptor, so it never takes a later socket with the
+// same number for this one.
+class BorrowedSocket {
+ public:
+  // Names no socket.
+  BorrowedSocket() = default;
+  // `descriptor` is open.
+  explicit BorrowedSocket(int descriptor);
+
+  // True if the descriptor still names this socket.
+  bool IsOpen() const;
+  // Ends the connection: its owner reads no more than it has read already. False if the socket is
+  // closed, or if the process has no descriptor left for the moment that this takes.
+  bool End() const;
+
+ private:
+  int descriptor_ = -1;
+  ino_t socket_ = 0;  // 0: none
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_BASE_BORROWED_SOCKET_H_

@@ -1,0 +1,115 @@
+#include "daemon/rpc/call_counts.h"
+
+#include <arpa/inet.h>
+#include <google/protobuf/struct.pb.h>
+#include <google/protobuf/util/json_util.h>
+#include <grpc/grpc.h>
+#include <grpc/support/alloc.h>
+#include <netinet/in.h>
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using google::protobuf::Struct;
+using google::protobuf::Value;
+
+// Takes an answer of gRPC: JSON, or null.
+Struct Parse(char* json) {
+  Struct parsed;
+  if (json == nullptr) return parsed;
+  if (!google::protobuf::util::JsonStringToMessage(json, &parsed).ok()) parsed.Clear();
+  gpr_free(json);
+  return parsed;
+}
+
+const Value& Field(const Struct& object, const char* name) {
+  static const auto* const none = new Value;
+  const auto found = object.fields().find(name);
+  return found == object.fields().end() ? *none : found->second;
+}
+
+const Struct& Object(const Struct& object, const char* name) {
+  return Field(object, name).struct_value();
+}
+
+// gRPC writes large numbers as text. It leaves zeros out.
+std::int64_t Number(const Struct& object, const char* name) {
+  std::int64_t number = 0;
+  return absl::SimpleAtoi(Field(object, name).string_value(), &number) && number > 0 ? number : 0;
+}
+
+CallCounts Counts(const Struct& data, const char* started, const char* succeeded,
+                  const char* failed) {
+  CallCounts counts;
+  counts.started = static_cast<std::uint64_t>(Number(data, started));
+  counts.ended = static_cast<std::uint64_t>(Number(data, succeeded) + Number(data, failed));
+  return counts;
+}
+
+}  // namespace
+
+std::string ConnectionCalls::Text() const {
+  const bool v6 = ip.size() == sizeof(in6_addr);
+  char host[INET6_ADDRSTRLEN] = "";
+  if (v6 || ip.size() == sizeof(in_addr)) {
+    inet_ntop(v6 ? AF_INET6 : AF_INET, ip.data(), host, sizeof(host));
+  }
+  return v6 ? absl::StrCat("[", host, "]:", port) : absl::StrCat(host, ":", port);
+}
+
+CountedServer CountedServer::Newest() {
+  CountedServer newest;
+  for (bool end = false; !end;) {
+    const Struct page = Parse(grpc_channelz_get_servers(newest.id_ + 1));
+    const auto& servers = Field(page, "server").list_value().values();
+    for (const Value& server : servers) {
+      newest.id_ = Number(Object(server.struct_value(), "ref"), "serverId");
+    }
+    end = servers.empty() || Field(page, "end").bool_value();
+  }
+  return newest;
+}
+
+CallCounts CountedServer::Calls() const {
+  const Struct answer = Parse(grpc_channelz_get_server(id_));
+  return Counts(Object(Object(answer, "server"), "data"), "callsStarted", "callsSucceeded",
+                "callsFailed");
+}
+
+std::vector<ConnectionCalls> CountedServer::Connections() const {
+  std::vector<ConnectionCalls> connections;
+  std::intptr_t last = 0;
+  for (bool end = false; !end;) {
+    const Struct page = Parse(grpc_channelz_get_server_sockets(id_, last + 1, 0));
+    const auto& sockets = Field(page, "socketRef").list_value().values();
+    for (const Value& socket : sockets) {
+      last = Number(socket.struct_value(), "socketId");
+      const Struct answer = Parse(grpc_channelz_get_socket(last));
+      const Struct& found = Object(answer, "socket");
+      const Struct& address = Object(Object(found, "remote"), "tcpip_address");
+      ConnectionCalls connection;
+      if (!absl::Base64Unescape(Field(address, "ip_address").string_value(), &connection.ip)) {
+        continue;
+      }
+      connection.port = static_cast<std::uint16_t>(Field(address, "port").number_value());
+      connection.calls =
+          Counts(Object(found, "data"), "streamsStarted", "streamsSucceeded", "streamsFailed");
+      connections.push_back(std::move(connection));
+    }
+    end = sockets.empty() || Field(page, "end").bool_value();
+  }
+  return connections;
+}
+
+bool CountedServer::HasConnections() const {
+  const Struct page = Parse(grpc_channelz_get_server_sockets(id_, 0, 1));
+  return !Field(page, "socketRef").list_value().values().empty();
+}
+
+}  // namespace gradsync::daemon

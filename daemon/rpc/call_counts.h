@@ -1,0 +1,55 @@
+// How many calls a gRPC server has, as gRPC itself counts them (channelz).
+//
+// gRPC counts a call when its headers arrive. That can be long before a thread of ours hears of it:
+// a thread that reads a connection hands nothing on for as long as there is more to read. Each call
+// takes about 13 KiB until it is destroyed, also if the client has reset it at once.
+
+#ifndef DAEMON_RPC_CALL_COUNTS_H_
+#define DAEMON_RPC_CALL_COUNTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace gradsync::daemon {
+
+struct CallCounts {
+  std::uint64_t started = 0;
+  std::uint64_t ended = 0;
+  std::uint64_t open() const { return started > ended ? started - ended : 0; }
+};
+
+// Of a TCP connection that gRPC's own acceptor has made.
+struct ConnectionCalls {
+  std::string ip;  // 4 or 16 bytes in the network's order
+  std::uint16_t port = 0;
+  CallCounts calls;
+
+  std::string Text() const;  // "10.0.0.1:4711"
+};
+
+// A gRPC server. A value. Its methods are thread-safe and never wait for calls or connections. They
+// return zeros, or nothing, if the server has ended.
+class CountedServer {
+ public:
+  CountedServer() = default;
+  // The one that was started last. Called right after BuildAndStart(); meanwhile no other thread
+  // starts a server.
+  static CountedServer Newest();
+
+  // gRPC does not count the end of a call that it refuses itself, as one without a path. So over
+  // time, `open` becomes larger than the truth. Costs some 20 us.
+  CallCounts Calls() const;
+  // Counts every end. Costs some 20 us for each connection. It has no connections from
+  // AddInsecureChannelFromFd(). A connection stays in it until the last of its calls is destroyed.
+  std::vector<ConnectionCalls> Connections() const;
+  // Those of Connections(): is there any?
+  bool HasConnections() const;
+
+ private:
+  std::intptr_t id_ = 0;  // gRPC's; 0: none
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_CALL_COUNTS_H_

@@ -1,0 +1,71 @@
+// Calls that are opened and reset at once, as fast as a client can (CVE-2023-44487), take little
+// memory, and another user's job goes on. Runs outside Bazel's sandbox: inside it root cannot
+// become another user.
+
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "tests/attack/neighbours.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/process_memory.h"
+#include "tests/kit/test_daemon.h"
+#include "tests/kit/wake_up_delay.h"
+
+namespace gradsync::attack {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+// Without a limit it is gigabytes after this time, and the daemon ends at kMost.
+constexpr std::uint64_t kAttackNs = 3'000'000'000;
+constexpr char kMost[] = "--as=5368709120";
+constexpr std::uint64_t kCost = 256 * kMiB;
+constexpr std::uint64_t kLongestStepNs = 1'000'000'000;
+
+class RapidReset : public testing::TestWithParam<const char*> {};
+
+TEST_P(RapidReset, TakesLittleMemoryAndDelaysNoOneForLong) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const TestDaemon daemon({}, {}, {"/usr/bin/prlimit", kMost});
+  LetEveryoneIn(daemon);
+  InnocentJob job(daemon);
+  ASSERT_TRUE(job.ready());
+  const StepTimes idle = job.Run(200);
+  ASSERT_EQ(idle.error, "");
+  const std::uint64_t before = MemoryBytes(daemon.pid(), "VmHWM");
+
+  auto attacker = std::make_unique<Attacker>(daemon, GetParam());
+  ASSERT_TRUE(attacker->ready());
+  const std::uint64_t since_ns = NowNs();
+  const std::uint64_t until_ns = since_ns + kAttackNs;
+  while (NowNs() < until_ns) {
+    const StepTimes attacked = job.Run(200);
+    ASSERT_EQ(attacked.error, "");
+    EXPECT_EQ(attacked.wrong, 0u);
+    EXPECT_LT(attacked.max_us * 1000, FairBoundNs(kLongestStepNs, since_ns)) << attacked;
+    if (NowNs() >= until_ns) std::cout << "idle: " << idle << "\nattacked: " << attacked << "\n";
+  }
+  const std::uint64_t cost = MemoryBytes(daemon.pid(), "VmHWM") - before;
+  std::cout << "memory: " << before / kMiB << " MiB before, " << cost / kMiB << " MiB more"
+            << std::endl;
+  EXPECT_LT(cost, kCost);
+  EXPECT_EQ(daemon.Status().jobs_size(), 1) << "root may ask";
+  const std::string log = daemon.Log();
+  EXPECT_NE(log.find("connections ended user=12345"), std::string::npos) << log;
+
+  // The attacker's user is let in again.
+  attacker = nullptr;
+  InnocentJob another(daemon, {"--job=another"}, kAttacker);
+  EXPECT_TRUE(another.ready());
+  EXPECT_EQ(another.Run(20).error, "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Attacks, RapidReset,
+                         testing::Values("reset_sessions", "reset_questions", "reset_unknown"),
+                         [](const auto& one) { return one.param; });
+
+}  // namespace
+}  // namespace gradsync::attack
