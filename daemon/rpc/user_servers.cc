@@ -95,19 +95,22 @@ class UserServers::Server {
     grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
     return absl::OkStatus();
   }
-  // Ends the user's connections if the user has too many open calls. Called by the watcher alone.
-  void WatchCalls(std::uint64_t now_ns) {
+  // Ends the user's connections if the user has too many open calls. False: there is nothing to
+  // watch before the next connection. Called by the watcher alone.
+  bool WatchCalls(std::uint64_t now_ns) {
+    if (!call_limit_.refuses() && connections_->Count(user_) == 0) return false;
     const CallCounts calls = counted_.Calls();
     const bool exceeded = call_limit_.Exceeded(calls, now_ns);
     refuses_.store(call_limit_.refuses());
-    if (!exceeded) return;
+    if (!exceeded) return true;
     const std::size_t ended = connections_->End(user_);
-    if (ended == 0) return;
+    if (ended == 0) return true;
     LogLimited(LogLevel::kWarning, "connections ended",
                {{"user", user_.Text()},
                 {"connections", ended},
                 {"calls", calls.open()},
                 {"why", "the user has more open calls than a user may have"}});
+    return true;
   }
   void Drain() { asking_.StopServing(); }
   void Tick(std::uint64_t now_ns) {
@@ -176,9 +179,9 @@ absl::Status UserServers::Connect(UniqueFd connection, const Tenant& user) {
 }
 
 bool UserServers::WatchCalls() {
-  const auto servers = Servers();
-  for (const auto& server : servers) server->WatchCalls(MonotonicNowNs());
-  return !servers.empty();
+  bool again = false;
+  for (const auto& server : Servers()) again = server->WatchCalls(MonotonicNowNs()) || again;
+  return again;
 }
 
 std::vector<std::shared_ptr<UserServers::Server>> UserServers::Servers() const {

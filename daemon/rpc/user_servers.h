@@ -77,7 +77,7 @@ class UserServers {
 
   absl::StatusOr<std::shared_ptr<Server>> ServerOf(const Tenant& user);
   std::vector<std::shared_ptr<Server>> Servers() const;
-  // Called by the watcher. False: there is no server.
+  // Called by the watcher. False: there is nothing to watch before the next connection.
   bool WatchCalls();
 
   const Environment environment_;
