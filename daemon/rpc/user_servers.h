@@ -43,7 +43,7 @@ class UserServers {
   static constexpr std::size_t kMaxUsers = 128;
   // Open calls that a user may have, beside three for each session of the quota: the session's own,
   // and twice as many that have no session yet. A call takes about 13 KiB.
-  static constexpr std::uint64_t kOpenCalls = 1024;
+  static constexpr std::uint64_t kOpenCalls = 4096;
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
 
   // What the services need. `answerer` works out answers for AskingService, and `reaper` waits for
