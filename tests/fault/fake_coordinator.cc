@@ -54,7 +54,7 @@ std::function<void(FakeCoordinator::Stream*)> FakeCoordinator::AskForEngines(
   return [full](Stream* stream) {
     stream->Write(Welcome());
     std::uint64_t epoch = 0;
-    while (epoch < 8) stream->Write(ConnectEngine(++epoch));
+    while (epoch < 32) stream->Write(ConnectEngine(++epoch));
     while (AwaitRefusedEngine(stream)) {
       *full = true;
       stream->Write(ConnectEngine(++epoch));
