@@ -337,7 +337,7 @@ absl::Status NodeGroup::RendezvousGet(const std::shared_ptr<NodeLink>& link,
 
 void NodeGroup::Tick() {
   std::set<const Job*> ended;
-  std::map<const Job*, Tenant> formed;  // and who is charged
+  std::map<const Job*, Tenant> formed;  // full jobs, and who is charged for each
   for (const auto& job : Jobs()) {
     if (job->Empty()) {
       ended.insert(job.get());

@@ -7,11 +7,15 @@
 #include <grpc/support/alloc.h>
 #include <netinet/in.h>
 
+#include <cstddef>
+#include <string>
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -42,6 +46,22 @@ const Struct& Object(const Struct& object, const char* name) {
 std::int64_t Number(const Struct& object, const char* name) {
   std::int64_t number = 0;
   return absl::SimpleAtoi(Field(object, name).string_value(), &number) && number > 0 ? number : 0;
+}
+
+// The answers that are asked for 20 times a second are searched as text: to parse one takes 0.3 ms.
+std::string Text(char* json) {
+  std::string text = json == nullptr ? "" : json;
+  gpr_free(json);
+  return text;
+}
+
+std::uint64_t Number(absl::string_view json, absl::string_view name) {
+  const std::string key = absl::StrCat("\"", name, "\":\"");
+  const std::size_t at = json.find(key);
+  if (at == absl::string_view::npos) return 0;
+  json.remove_prefix(at + key.size());
+  std::uint64_t number = 0;
+  return absl::SimpleAtoi(json.substr(0, json.find('"')), &number) ? number : 0;
 }
 
 CallCounts Counts(const Struct& data, const char* started, const char* succeeded,
@@ -77,9 +97,11 @@ CountedServer CountedServer::Newest() {
 }
 
 CallCounts CountedServer::Calls() const {
-  const Struct answer = Parse(grpc_channelz_get_server(id_));
-  return Counts(Object(Object(answer, "server"), "data"), "callsStarted", "callsSucceeded",
-                "callsFailed");
+  const std::string answer = Text(grpc_channelz_get_server(id_));
+  CallCounts counts;
+  counts.started = Number(answer, "callsStarted");
+  counts.ended = Number(answer, "callsSucceeded") + Number(answer, "callsFailed");
+  return counts;
 }
 
 std::vector<ConnectionCalls> CountedServer::Connections() const {
@@ -108,8 +130,7 @@ std::vector<ConnectionCalls> CountedServer::Connections() const {
 }
 
 bool CountedServer::HasConnections() const {
-  const Struct page = Parse(grpc_channelz_get_server_sockets(id_, 0, 1));
-  return !Field(page, "socketRef").list_value().values().empty();
+  return absl::StrContains(Text(grpc_channelz_get_server_sockets(id_, 0, 1)), "\"socketId\"");
 }
 
 }  // namespace gradsync::daemon

@@ -19,15 +19,18 @@ class OpenCallLimit {
   // gRPC does not count the end of some calls that it refuses. Those of a client that makes a
   // mistake now and then must not add up: so many each second are taken for such calls.
   static constexpr std::uint64_t kForgivenEachSecond = 1;
+  // The most that the time without a look forgives: nobody was connected then.
+  static constexpr std::uint64_t kForgivenAtOnce = 60;
 
   explicit OpenCallLimit(std::uint64_t most) : most_(most) {}
 
-  // True: end all connections. Called again within a second.
+  // True: end all connections. Called again within a second, while somebody is connected.
   bool Exceeded(const CallCounts& now, std::uint64_t now_ns) {
     if (last_forgiven_ns_ == 0) last_forgiven_ns_ = now_ns;
     const std::uint64_t seconds = (now_ns - last_forgiven_ns_) / 1'000'000'000;
     last_forgiven_ns_ += seconds * 1'000'000'000;
-    never_end_ = std::min(never_end_ + seconds * kForgivenEachSecond, now.open());
+    const std::uint64_t forgiven = std::min(seconds * kForgivenEachSecond, kForgivenAtOnce);
+    never_end_ = std::min(never_end_ + forgiven, now.open());
     const bool more = now.started > last_.started;
     if (more || now.ended != last_.ended) changed_ns_ = now_ns;
     last_ = now;

@@ -54,21 +54,23 @@ class QuestionDesk {
  private:
   void MakeRoomFor(Stream* added, const std::vector<std::shared_ptr<Stream>>& open) {
     if (!added->user().has_value()) return;
-    std::size_t others = 0;
-    std::map<std::string, std::vector<Stream*>> waiting;  // for their client, by connection
+    std::vector<Stream*> others;  // of this user, the oldest first
     for (const auto& stream : open) {
       if (stream.get() == added || stream->gone() || stream->user() != added->user()) continue;
-      ++others;
-      if (!stream->AnswerIsDue()) waiting[stream->caller()].push_back(stream.get());
+      others.push_back(stream.get());
     }
-    if (others < method_.per_user) return;
+    if (others.size() < method_.per_user) return;
+    std::map<std::string, std::vector<Stream*>> waiting;  // for their client, by connection
+    for (Stream* const other : others) {
+      if (!other->AnswerIsDue()) waiting[other->caller()].push_back(other);
+    }
     const auto most = std::max_element(
         waiting.begin(), waiting.end(),
         [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
     if (most != waiting.end() && most->second.front()->GiveWay()) return;
     added->Refuse(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("user ", added->user()->Text(), " waits for ", others, " answers of ",
+        absl::StrCat("user ", added->user()->Text(), " waits for ", others.size(), " answers of ",
                      method_.name, ", as many as a user may; ask again when one has come")));
   }
 

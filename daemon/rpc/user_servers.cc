@@ -58,6 +58,8 @@ class UserServers::Server {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     // Otherwise one read may bring more calls than a user may have.
     builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
+    // Otherwise each look at the counts would also write down the server's history.
+    builder.AddChannelArgument(GRPC_ARG_MAX_CHANNEL_TRACE_EVENT_MEMORY_PER_NODE, 0);
     const std::size_t sessions = environment.sessions.sessions->policy().quota_sessions_per_user;
     builder.SetResourceQuota(grpc::ResourceQuota(absl::StrCat("user ", user.Text()))
                                  .Resize(kQuotaBytes + sessions * kQuotaBytesPerSession));

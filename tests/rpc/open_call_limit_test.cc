@@ -81,6 +81,12 @@ TEST_F(OpenCallLimitTest, AMistakeNowAndThenIsForgiven) {
   EXPECT_LT(now_ns_, since_ns + 10 * kSecondNs);
 }
 
+TEST_F(OpenCallLimitTest, ALongTimeWithoutALookForgivesLittle) {
+  EXPECT_FALSE(Exceeded(0, 0));
+  now_ns_ += 3600 * kSecondNs;
+  EXPECT_TRUE(Exceeded(kMost + OpenCallLimit::kForgivenAtOnce + 1, 0));
+}
+
 TEST_F(OpenCallLimitTest, WhatIsForgivenIsOpen) {
   EXPECT_FALSE(Exceeded(kMost, 0));
   for (int tick = 0; tick < 20 * 200; ++tick) EXPECT_FALSE(Exceeded(kMost, 0));
