@@ -110,14 +110,19 @@ TEST_F(PodsTest, EachPodOfAUserHasItsEngines) {
     }
     return "";
   };
-  std::string refused;
-  for (int job = 0; job < 50 && refused.empty(); ++job) {
-    ASSERT_EQ(first_error(kPodA, absl::StrCat("innocent", job)), "");
-    refused = first_error(kPodB, absl::StrCat("refused", job));
+  // The engines of the greedy job come and go. Pod A asks for fewer than its quota, because the
+  // engines of its ended jobs may still be there.
+  int refusals = 0;
+  for (int job = 0; job < 50 && refusals < 3; ++job) {
+    const std::string refused = first_error(kPodB, absl::StrCat("refused", job));
+    if (refused.empty()) continue;
+    ++refusals;
+    EXPECT_NE(refused.find(absl::StrCat(kTextOfPodB, " has 4 engines between nodes")),
+              std::string::npos)
+        << refused;
+    EXPECT_EQ(first_error(kPodA, absl::StrCat("innocent", job)), "");
   }
-  EXPECT_NE(refused.find(absl::StrCat(kTextOfPodB, " has 4 engines between nodes")),
-            std::string::npos)
-      << refused;
+  EXPECT_EQ(refusals, 3);
 }
 
 // What an ordinary user can make with systemd's help: any names below its own cgroup.

@@ -1,5 +1,6 @@
 """What all tests of the package share: a daemon, and ranks (see ranks.py)."""
 
+import ctypes
 import faulthandler
 import os
 import signal
@@ -12,6 +13,7 @@ if "TEST_TIMEOUT" in os.environ:
     # descriptor 2 for itself; run_pytest.sh has opened 3.
     faulthandler.register(signal.SIGTERM, file=3, chain=True)
     os.register_at_fork(after_in_child=lambda: faulthandler.unregister(signal.SIGTERM))
+    ctypes.CDLL("client/python/tests/libcrash_stack.so").PrintCrashes(3)
 
 
 @pytest.fixture(scope="session")
