@@ -113,7 +113,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   join.patience_ns = request.patience_ns;
   join.client = request.client;
   join.message = request.message;
-  if (request.options.Holds()) EndIfDead(join);
+  EndIfDead(join);
   // Shared, because std::function copies its callback.
   const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
   finder_->Join(

@@ -438,6 +438,18 @@ TEST_F(HeldSessionTest, DeadOneMakesRoomForTheNextOneAtOnce) {
   EXPECT_EQ(next->identity().generation, 1u);
 }
 
+// The job has no other rank yet, so the next process may have other options.
+TEST_F(HeldSessionTest, DeadOneOfAFormingJobMakesRoomForAnyOther) {
+  opened_.push_back(OpenHeld(0));
+  request_.options.on_rank_loss = OnRankLoss::kAbort;
+  ExpectError(OpenHeld(0).session.status(), absl::StatusCode::kFailedPrecondition, "JOB_MISMATCH",
+              {"on_rank_loss is abort"});
+  Die(0);
+  const Opened next = OpenHeld(0);
+  ASSERT_TRUE(next.session.ok()) << next.session.status();
+  EXPECT_EQ(EndOf(0), "PROCESS_ENDED");
+}
+
 // Also if it comes before the news of the loss.
 TEST_F(HeldSessionTest, ReplacementWithAnotherTokenIsRefusedAndTheRankStaysHeld) {
   request_.token = "token of the job";
