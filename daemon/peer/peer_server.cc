@@ -1,6 +1,5 @@
 #include "daemon/peer/peer_server.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -14,9 +13,6 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr int kThreads = 2;
-// Jobs at a time of one other daemon, and streams at a time of all of them.
-constexpr int kStreamsPerConnection = 256;
-constexpr std::size_t kMaxNodes = 4096;
 // Streams of one address that have not said Hello.
 constexpr std::size_t kMaxUngreeted = 64;
 // A connection without an HTTP/2 handshake is closed after this.
@@ -25,8 +21,6 @@ constexpr int kHandshakeTimeoutMs = 10'000;
 constexpr int kIdleConnectionMs = 30'000;
 // The most that is read from a connection at a time: some 1,400 calls of the shortest kind.
 constexpr int kReadBytes = 64 << 10;
-// Open calls, of which each takes some 13 KiB: the streams, and calls that have not come to us yet.
-constexpr std::uint64_t kMaxOpenCalls = kMaxNodes + 1024;
 
 }  // namespace
 
@@ -107,31 +101,18 @@ void PeerServer::CloseOldest(const std::string& address) {
 
 bool PeerServer::WatchCalls() {
   const std::uint64_t counted = counted_.Calls().open();
-  // Some have ended after all, such as those of a connection that was closed meanwhile.
-  never_end_ = std::min(never_end_, counted);
-  if (counted > never_end_ + kMaxOpenCalls) EndBusiest(counted);
+  if (call_limit_.Exceeded(counted)) EndBusiest(counted);
   // A connection is counted once its handshake has ended.
   const std::uint64_t handshake_ns = std::uint64_t{2} * kHandshakeTimeoutMs * 1'000'000;
   return counted_.HasConnections() || MonotonicNowNs() < connected_ns_.load() + handshake_ns;
 }
 
 void PeerServer::EndBusiest(std::uint64_t counted) {
-  std::vector<ConnectionCalls> connections = counted_.Connections();
-  std::uint64_t open = 0;
-  for (const ConnectionCalls& connection : connections) open += connection.calls.open();
-  never_end_ = counted > open ? counted - open : 0;
-  if (open <= kMaxOpenCalls) return;
-  std::sort(connections.begin(), connections.end(),
-            [](const auto& a, const auto& b) { return a.calls.open() > b.calls.open(); });
-  for (const ConnectionCalls& connection : connections) {
-    const std::uint64_t calls = connection.calls.open();
-    // With more calls than it may have at a time, it has reset some.
-    if (open <= kMaxNodes && calls <= kStreamsPerConnection) return;
-    open -= calls;
+  for (const ConnectionCalls& connection : call_limit_.ToEnd(counted, counted_.Connections())) {
     if (!listener_->End(connection.ip, connection.port)) continue;
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", connection.Text()},
-                {"calls", calls},
+                {"calls", connection.calls.open()},
                 {"why", "other nodes have more open calls than they may, and it has the most"}});
   }
 }

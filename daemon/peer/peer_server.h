@@ -21,6 +21,7 @@
 #include "daemon/base/ticker.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/peer_address.h"
+#include "daemon/peer/peer_call_limit.h"
 #include "daemon/peer/peer_listener.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/completion_dispatcher.h"
@@ -36,6 +37,11 @@ namespace gradsync::daemon {
 class PeerServer {
  public:
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
+  // Jobs at a time of one other daemon, and streams at a time of all of them.
+  static constexpr int kStreamsPerConnection = 256;
+  static constexpr std::size_t kMaxNodes = 4096;
+  // Open calls: the streams, and calls that have not come to us yet. Each takes some 13 KiB.
+  static constexpr std::uint64_t kMaxOpenCalls = kMaxNodes + 1024;
 
   // Binds the port. UNAVAILABLE: it cannot listen there.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(
@@ -65,8 +71,7 @@ class PeerServer {
   void CloseOldest(const std::string& address);
   // Called by the watcher. False: nobody is connected.
   bool WatchCalls();
-  // Ends connections until the others have no more calls open than they may. `counted`: open calls,
-  // by the server's own counts.
+  // Ends connections with too many open calls. `counted`: open calls, by the server's own count.
   void EndBusiest(std::uint64_t counted);
 
   PeerAddress address_;  // constant after Listen()
@@ -82,7 +87,8 @@ class PeerServer {
 
   CountedServer counted_;                       // constant after Listen()
   std::atomic<std::uint64_t> connected_ns_{0};  // the last connection came
-  std::uint64_t never_end_ = 0;                 // the watcher's: in the server's counts alone
+  // The watcher's. A connection with more calls than it may have at a time has reset some.
+  PeerCallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};
   Ticker watcher_{kWatchPeriod, [this] { return WatchCalls(); }};  // last
 };
 

@@ -242,7 +242,15 @@ TEST_F(PeerPort, StreamsOfOneAddressWithoutHelloAreFewAndEnd) {
 
 // ---- Calls that are reset at once (CVE-2023-44487)
 
-TEST_F(PeerPort, CallsThatAreResetAtOnceTakeLittleMemory) {
+class ResetCalls : public PeerPort, public testing::WithParamInterface<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(Of, ResetCalls,
+                         testing::Values("/gradsync.v1.Peer/Attach", "/no.Service/Method"),
+                         [](const auto& tested) {
+                           return tested.index == 0 ? "Attach" : "AMethodThatDoesNotExist";
+                         });
+
+TEST_P(ResetCalls, TakeLittleMemory) {
   if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
   const std::string peer = alpha_.Status().peer_address();
   // Without a limit it is gigabytes after some seconds, and the daemon ends here.
@@ -259,7 +267,7 @@ TEST_F(PeerPort, CallsThatAreResetAtOnceTakeLittleMemory) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
           connection = RawHttp2(Connected(kAttackersAddress, peer), 65535);
         }
-        connection.OpenAndReset("/gradsync.v1.Peer/Attach", 100);
+        connection.OpenAndReset(GetParam(), 100);
       }
     });
   }
