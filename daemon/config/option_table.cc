@@ -278,7 +278,7 @@ std::vector<OptionEntry> MakeTable() {
             "1m"}),
       Time(&Options::step_timeout, absl::Milliseconds(100), absl::Hours(24),
            {"step_timeout", kTime,
-            "Time that a step may take from its first ready bucket to its commit. A step that "
+            "Time that a step may take from the first mark of any rank to its commit. A step that "
             "takes longer is void. A job can set its own limit. Compilation and checkpoints happen "
             "inside steps.",
             "10m"}),
