@@ -1,16 +1,23 @@
 #include "daemon/base/thread.h"
 
+#include <cstdint>
 #include <future>
 #include <system_error>
 #include <utility>
 #include <vector>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/base/mutex.h"
 
 namespace gradsync::daemon {
+namespace {
 
-bool CanStartThreads(int count) {
-  count += kThreadsLeftToGrpc;
+// After a refusal the answer is no for so long. The next attempt takes gRPC's threads again.
+constexpr std::uint64_t kRefusedNs = 100'000'000;
+
+// Starts so many threads and ends them. False: the system refuses one.
+bool TryToStart(int count) {
   std::promise<void> end;
   const std::shared_future<void> ended = end.get_future().share();
   std::vector<std::thread> threads;
@@ -23,6 +30,19 @@ bool CanStartThreads(int count) {
   }
   end.set_value();
   for (std::thread& thread : threads) thread.join();
+  return can;
+}
+
+}  // namespace
+
+bool CanStartThreads(int count) {
+  // Two attempts at once would take each other's threads.
+  static Mutex mutex;
+  static std::uint64_t refused_ns = 0;  // guarded by it; 0: never
+  const MutexLock lock(&mutex);
+  if (refused_ns != 0 && MonotonicNowNs() < refused_ns + kRefusedNs) return false;
+  const bool can = TryToStart(count + kThreadsLeftToGrpc);
+  refused_ns = can ? 0 : MonotonicNowNs();
   return can;
 }
 

@@ -20,7 +20,8 @@ inline constexpr int kThreadsLeftToGrpc = 8;
 // with OutOfThreads(), and the daemon goes on. Takes some 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 
-// True if the daemon may start so many threads now, besides the few that gRPC may need.
+// True if the daemon may start so many threads now, besides the few that gRPC may need. To know it,
+// it starts all of these for some 0.2 ms. After a refusal the answer is no for 100 ms.
 bool CanStartThreads(int count);
 
 // RESOURCE_EXHAUSTED MEMORY: the daemon may have no more threads and processes.

@@ -31,8 +31,7 @@ void Ticker::Loop() {
       changed_.wait(lock);
       continue;
     }
-    changed_.wait_for(lock, period_);
-    if (stopping_) return;
+    if (changed_.wait_for(lock, period_, [this] { return stopping_; })) return;
     active_ = false;
     lock.unlock();
     const bool more = tick_();

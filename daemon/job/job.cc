@@ -164,7 +164,7 @@ absl::Status Job::Join(std::uint32_t rank, std::uint32_t world_size, const JobOp
                        const std::string& node, PodId pod) {
   MutexLock lock(&mutex_);
   const absl::Status refusal =
-      rules_.CheckJoin(rank, world_size, options, node, phase_ == Phase::kActive);
+      rules_.CheckJoin(rank, world_size, options, phase_ == Phase::kActive);
   if (!refusal.ok()) return refusal;
   const bool comes_back = members_[rank].state == RankState::kHeld;
   members_.Join(rank, incarnation, std::move(sink), node,

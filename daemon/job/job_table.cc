@@ -128,6 +128,13 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
                                                     std::uint64_t incarnation,
                                                     std::shared_ptr<SessionSink> sink,
                                                     const std::string& node, PodId pod) {
+  // First, so that a rank that is refused ends no job.
+  if (options.Holds() && !node.empty()) {
+    return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
+                     absl::StrCat("job '", key.job_id, "', rank ", rank, " on node ", node,
+                                  ": on_rank_loss=hold needs every rank on one node; use abort"),
+                     {{field::kJob, key.job_id}, {field::kRank, rank}});
+  }
   JobList superseded;
   absl::StatusOr<std::shared_ptr<Job>> job;
   absl::Status joined;

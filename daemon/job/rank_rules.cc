@@ -9,14 +9,7 @@
 namespace gradsync::daemon {
 
 absl::Status RankRules::CheckJoin(std::uint32_t rank, std::uint32_t world_size,
-                                  const JobOptions& options, const std::string& node,
-                                  bool active) const {
-  if (options.Holds() && !node.empty()) {
-    return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
-                     absl::StrCat("job '", terms_.job_id, "', rank ", rank, " on node ", node,
-                                  ": on_rank_loss=hold needs every rank on one node; use abort"),
-                     {{field::kJob, terms_.job_id}, {field::kRank, rank}});
-  }
+                                  const JobOptions& options, bool active) const {
   const std::string difference =
       world_size != members_.world_size()
           ? absl::StrCat("world_size is ", world_size, ", but the ranks that joined before have ",

@@ -34,7 +34,7 @@ class RankRules {
 
   // OK if a session may join as this rank. Otherwise as Job::Join. `active`: the job has not ended.
   absl::Status CheckJoin(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
-                         const std::string& node, bool active) const;
+                         bool active) const;
 
   // ---- What the rank says. OK, or how it breaks the protocol: FAILED_PRECONDITION
   // PROTOCOL_VIOLATION, which ends its session.

@@ -19,7 +19,7 @@ constexpr std::size_t kMaxUngreeted = 64;
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
-// The most that is read from a connection at a time: some 1,400 calls of the shortest kind.
+// The most that is read from a connection at a time: some 2,300 calls of the shortest kind.
 constexpr int kReadBytes = 64 << 10;
 
 }  // namespace
@@ -101,14 +101,17 @@ void PeerServer::CloseOldest(const std::string& address) {
 
 bool PeerServer::WatchCalls() {
   const std::uint64_t counted = counted_.Calls().open();
-  if (call_limit_.Exceeded(counted)) EndBusiest(counted);
+  if (call_limit_.Exceeded(counted)) EndBusiest();
   // A connection is counted once its handshake has ended.
   const std::uint64_t handshake_ns = std::uint64_t{2} * kHandshakeTimeoutMs * 1'000'000;
   return counted_.HasConnections() || MonotonicNowNs() < connected_ns_.load() + handshake_ns;
 }
 
-void PeerServer::EndBusiest(std::uint64_t counted) {
-  for (const ConnectionCalls& connection : call_limit_.ToEnd(counted, counted_.Connections())) {
+void PeerServer::EndBusiest() {
+  auto connections = counted_.Connections();
+  // Counted after them: a call that ends meanwhile must not look like one that never ends.
+  const std::uint64_t counted = counted_.Calls().open();
+  for (const ConnectionCalls& connection : call_limit_.ToEnd(counted, std::move(connections))) {
     if (!listener_->End(connection.ip, connection.port)) continue;
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", connection.Text()},

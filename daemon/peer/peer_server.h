@@ -71,8 +71,8 @@ class PeerServer {
   void CloseOldest(const std::string& address);
   // Called by the watcher. False: nobody is connected.
   bool WatchCalls();
-  // Ends connections with too many open calls. `counted`: open calls, by the server's own count.
-  void EndBusiest(std::uint64_t counted);
+  // Ends connections with too many open calls.
+  void EndBusiest();
 
   PeerAddress address_;  // constant after Listen()
   StreamCount streams_;
@@ -87,7 +87,8 @@ class PeerServer {
 
   CountedServer counted_;                       // constant after Listen()
   std::atomic<std::uint64_t> connected_ns_{0};  // the last connection came
-  // The watcher's. A connection with more calls than it may have at a time has reset some.
+  // The watcher's. A connection has more calls than it may have at a time if it has reset some, or
+  // if the client has not acknowledged the limit.
   PeerCallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};
   Ticker watcher_{kWatchPeriod, [this] { return WatchCalls(); }};  // last
 };

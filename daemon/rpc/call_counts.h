@@ -41,9 +41,9 @@ class CountedServer {
   // time, `open` becomes larger than the truth. A look 20 times a second takes 0.3 % of a core
   // (measured).
   CallCounts Calls() const;
-  // Counts every end. Parses an answer for each connection, so it is for rare looks. It has no
-  // connections from AddInsecureChannelFromFd(). A connection stays in it until the last of its
-  // calls is destroyed.
+  // Counts every end. Asks gRPC for each connection, so it is for rare looks. It has no connections
+  // from AddInsecureChannelFromFd(). A connection stays in it until the last of its calls is
+  // destroyed.
   std::vector<ConnectionCalls> Connections() const;
   // Those of Connections(): is there any?
   bool HasConnections() const;

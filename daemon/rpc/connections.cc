@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -63,6 +64,7 @@ void Connections::Remove(std::uint64_t id) {
   MutexLock lock(&mutex_);
   for (auto it = by_number_.begin(); it != by_number_.end(); ++it) {
     if (it->second.id == id) {
+      closing_.emplace(it->second.process.tenant(), it->second.socket);
       EraseLocked(it);
       return;
     }
@@ -73,10 +75,25 @@ bool Connections::IsFull(const Tenant& user) const {
   return Count(user) >= kPerUser || quota_->Of(user) + kDescriptors > quota_->per_user();
 }
 
-std::size_t Connections::End(const Tenant& user) const {
+void Connections::PruneLocked() {
+  for (auto it = closing_.begin(); it != closing_.end();) {
+    it = it->second.IsOpen() ? std::next(it) : closing_.erase(it);
+  }
+}
+
+bool Connections::AnyIsRead(const Tenant& user) {
+  MutexLock lock(&mutex_);
+  PruneLocked();
+  return per_user_.count(user) > 0 || closing_.count(user) > 0;
+}
+
+std::size_t Connections::End(const Tenant& user) {
   std::vector<BorrowedSocket> sockets;
   {
     MutexLock lock(&mutex_);
+    PruneLocked();
+    const auto [first, last] = closing_.equal_range(user);
+    for (auto it = first; it != last; ++it) sockets.push_back(it->second);
     for (const auto& [number, entry] : by_number_) {
       if (entry.process.tenant() == user) sockets.push_back(entry.socket);
     }

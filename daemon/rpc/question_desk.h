@@ -5,17 +5,15 @@
 
 #include <grpcpp/completion_queue.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/rpc/busiest_caller.h"
 #include "daemon/rpc/question_stream.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
@@ -24,8 +22,8 @@
 namespace gradsync::daemon {
 
 // A user may have a number of calls open. One call more ends a call that waits for its client: the
-// oldest one of the connection that has the most of these. So a probe with a connection of its own
-// is answered, whatever other processes of its user do. If none waits, because the daemon owes each
+// oldest one of the process that has the most of these. So a probe is answered although another
+// process of its user has as many calls open as it may. If none waits, because the daemon owes each
 // of them an answer, the new call is refused.
 //
 // Legal calls: Start Tick* Stop. Tick is thread-safe. Outlives the dispatcher of its queue.
@@ -60,14 +58,14 @@ class QuestionDesk {
       others.push_back(stream.get());
     }
     if (others.size() < method_.per_user) return;
-    std::map<std::string, std::vector<Stream*>> waiting;  // for their client, by connection
+    std::vector<Stream*> waiting;  // for their client
+    std::vector<pid_t> callers;
     for (Stream* const other : others) {
-      if (!other->AnswerIsDue()) waiting[other->caller()].push_back(other);
+      if (other->AnswerIsDue()) continue;
+      waiting.push_back(other);
+      callers.push_back(other->pid());
     }
-    const auto most = std::max_element(
-        waiting.begin(), waiting.end(),
-        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-    if (most != waiting.end() && most->second.front()->GiveWay()) return;
+    if (!waiting.empty() && waiting[OldestOfBusiest(callers)]->GiveWay()) return;
     added->Refuse(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("user ", added->user()->Text(), " waits for ", others.size(), " answers of ",

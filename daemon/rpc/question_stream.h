@@ -75,13 +75,13 @@ class QuestionStream final : public ServerStream<In, Out> {
     this->Close(why);
   }
 
-  // The connection, as gRPC names it.
-  using ServerStream<In, Out>::caller;
   // The asking user. Empty if the caller is unknown; then the call has ended.
   std::optional<Tenant> user() const {
     if (!asker_.has_value()) return std::nullopt;
     return asker_->tenant();
   }
+  // The asking process; 0: unknown.
+  pid_t pid() const { return asker_.has_value() ? asker_->pid : 0; }
   // The client waits for an answer, not the daemon for the client.
   bool AnswerIsDue() const { return due_.load(); }
 

@@ -94,13 +94,16 @@ class UserServers::Server {
     if (refuses_.load()) {
       return absl::ResourceExhaustedError("the user's calls that are too many have not ended yet");
     }
+    was_read_.store(true);
     grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
     return absl::OkStatus();
   }
   // Ends the user's connections if the user has too many open calls. False: there is nothing to
   // watch before the next connection. Called by the watcher alone.
   bool WatchCalls(std::uint64_t now_ns) {
-    if (!call_limit_.refuses() && connections_->Count(user_) == 0) return false;
+    // The calls of a connection that is closed already are counted once more.
+    const bool read = connections_->AnyIsRead(user_);
+    if (!was_read_.exchange(read) && !read && !call_limit_.refuses()) return false;
     const CallCounts calls = counted_.Calls();
     const bool exceeded = call_limit_.Exceeded(calls, now_ns);
     refuses_.store(call_limit_.refuses());
@@ -141,13 +144,14 @@ class UserServers::Server {
 
  private:
   const Tenant user_;
-  const Connections* const connections_;
+  Connections* const connections_;
   GradsyncService sessions_;
   AskingService asking_;
   std::unique_ptr<grpc::Server> server_;
   CountedServer counted_;     // constant once started
   OpenCallLimit call_limit_;  // the watcher's
   std::atomic<bool> refuses_{false};
+  std::atomic<bool> was_read_{false};  // a connection, since the last look
   Mutex stop_mutex_;
   std::atomic<bool> stopped_{false};
 };

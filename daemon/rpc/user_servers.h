@@ -51,7 +51,7 @@ class UserServers {
   struct Environment {
     SessionContext sessions;
     IntrospectionContext introspection;
-    const Connections* connections = nullptr;
+    Connections* connections = nullptr;
     UserExecutor* answerer = nullptr;
     Executor* reaper = nullptr;
   };

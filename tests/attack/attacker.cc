@@ -18,6 +18,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -199,6 +200,24 @@ void RapidReset(const Target& target, const std::string& method) {
   _exit(0);  // a connection may wait for the daemon
 }
 
+// The same, but each connection sends what its buffer takes, and then no more. The daemon's accept
+// loop sees its end while gRPC still reads it.
+void ResetAndClose(const Target& target, const std::string& method) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      std::deque<RawHttp2> closed;
+      while (!stopping) {
+        closed.emplace_back(target.socket, 65535).ResetAndClose(method);
+        if (closed.size() > 60) closed.pop_front();
+      }
+    });
+  }
+  Ready();
+  AwaitStop();
+  _exit(0);  // a connection may wait for the daemon
+}
+
 // ---- Work
 
 // Jobs of `world` ranks each that step without a pause.
@@ -271,6 +290,8 @@ const std::map<std::string, std::function<void(const Target&)>>& Attacks() {
       {"reset_sessions",
        [](const Target& t) { RapidReset(t, "/gradsync.v1.GradientSync/Session"); }},
       {"reset_questions", [](const Target& t) { RapidReset(t, "/grpc.health.v1.Health/Check"); }},
+      {"reset_and_close",
+       [](const Target& t) { ResetAndClose(t, "/gradsync.v1.GradientSync/Session"); }},
       {"reset_unknown", [](const Target& t) { RapidReset(t, "/gradsync.v1.Nothing/Nothing"); }},
       // Many small buckets: each alone would be reduced on the thread that reads the message.
       {"inline_reductions", [](const Target& t) { Steps(t, 2, 1, 4096, 64 << 10); }},

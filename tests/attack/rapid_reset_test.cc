@@ -64,7 +64,8 @@ TEST_P(RapidReset, TakesLittleMemoryAndDelaysNoOneForLong) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Attacks, RapidReset,
-                         testing::Values("reset_sessions", "reset_questions", "reset_unknown"),
+                         testing::Values("reset_sessions", "reset_questions", "reset_unknown",
+                                         "reset_and_close"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tests/attack/raw_http2.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -94,6 +95,13 @@ bool RawHttp2::CallWithHeader(const std::string& path, const std::string& name,
   next_stream_ += 2;
   return Send(
       Frame(kHeaders, kEndHeaders | kEndStream, stream, HeadersOf(path) + Header(name, value)));
+}
+
+void RawHttp2::ResetAndClose(const std::string& path) {
+  fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
+  while (OpenAndReset(path, 500)) {
+  }
+  shutdown(fd_.get(), SHUT_WR);
 }
 
 bool RawHttp2::OpenAndReset(const std::string& path, int calls) {

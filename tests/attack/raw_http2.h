@@ -25,6 +25,9 @@ class RawHttp2 {
   bool CallWithHeader(const std::string& path, const std::string& name, const std::string& value);
   // Opens so many calls and resets each at once. Then drops what the server has sent.
   bool OpenAndReset(const std::string& path, int calls);
+  // Opens and resets as many calls as the socket takes at once, and says that nothing more comes.
+  // The connection stays.
+  void ResetAndClose(const std::string& path);
 
  private:
   void Begin(std::uint32_t window);

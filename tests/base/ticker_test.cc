@@ -35,6 +35,22 @@ TEST(TickerTest, TicksAsLongAsThereIsWork) {
   EXPECT_EQ(ticks, 3);
 }
 
+// However often it is woken.
+TEST(TickerTest, TicksOnceInAPeriod) {
+  constexpr auto kLongPeriod = 20 * kPeriod;
+  Event fifth;
+  int ticks = 0;  // only the ticker's thread uses it
+  const auto begun = std::chrono::steady_clock::now();
+  Ticker ticker(kLongPeriod, [&] {
+    if (++ticks == 5) fifth.Set();
+    return true;
+  });
+  while (!fifth.Wait(kPeriod).has_value()) {
+    for (int i = 0; i < 100; ++i) ticker.Wake();
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, 5 * kLongPeriod);
+}
+
 TEST(TickerTest, DoesNotTickAfterStop) {
   std::atomic<int> ticks{0};
   Ticker ticker(kPeriod, [&] {

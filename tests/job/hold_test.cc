@@ -856,13 +856,7 @@ TEST_F(HoldTest, MemoryThatWasNotMappedIsReleasedAtALoss) {
   EXPECT_TRUE(released.expired());
 }
 
-TEST_F(HoldTest, NodesAndGpusAreRefusedByName) {
-  Start(1, /*divide_by_world=*/false, kStepTimeoutNs, /*absent=*/1);
-  const absl::Status joined =
-      job_->Join(0, 1, options_, 7, std::make_shared<RecordingSink>(), "beta");
-  EXPECT_EQ(ReasonOf(joined), "LOSS_POLICY");
-  EXPECT_TRUE(Says(joined, "every rank on one node")) << joined;
-  sinks_.clear();
+TEST_F(HoldTest, GpusAreRefusedByName) {
   Start(1);
   LayoutRequest request = Request(Spec(1));
   request.device = "GPU-1";

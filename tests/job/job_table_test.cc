@@ -47,12 +47,12 @@ class JobTableTest : public testing::Test {
   };
 
   Session Join(std::uint32_t rank, std::uint32_t world_size = 2, const JobKey& key = Key(),
-               const JobOptions& options = {}, PodId pod = {}) {
+               const JobOptions& options = {}, PodId pod = {}, const std::string& node = "") {
     Session session;
     session.incarnation = ++incarnation_;
     session.sink = std::make_shared<RecordingSink>();
-    session.job = table_.Join(key, rank, world_size, options, session.incarnation, session.sink,
-                              /*node=*/"", pod);
+    session.job =
+        table_.Join(key, rank, world_size, options, session.incarnation, session.sink, node, pod);
     return session;
   }
   static std::uint64_t GenerationOf(const Session& session) {
@@ -306,6 +306,20 @@ TEST_F(JobTableTest, LossWhileTheJobFormsAllowsANewGeneration) {
   const Session next = Join(2, 3);
   ASSERT_TRUE(next.job.ok()) << next.job.status();
   EXPECT_EQ(GenerationOf(next), 2u);
+}
+
+// It is refused, so it begins no generation, and ends none.
+TEST_F(JobTableTest, HoldOfAnotherNodeLeavesTheJobAlone) {
+  JobOptions hold;
+  hold.on_rank_loss = OnRankLoss::kHold;
+  hold.step_timeout_ns = hold.hold_timeout_ns = 1'000'000'000;
+  const Session sessions[] = {Join(0), Join(1)};
+  ExpectSaid(Join(1, 2, Key(), hold, {}, "beta").job.status(), absl::StatusCode::kUnimplemented,
+             "LOSS_POLICY", {"rank 1 on node beta"});
+  EXPECT_FALSE(sessions[0].Ended());
+  EXPECT_FALSE(sessions[1].Ended());
+  DoStep(sessions);
+  EXPECT_EQ(table_.Jobs().size(), 1u);
 }
 
 TEST_F(JobTableTest, HeldRankIsReplacedInItsGeneration) {

@@ -169,6 +169,28 @@ TEST_F(ConnectionsTest, EndsTheConnectionsOfOneUser) {
   EXPECT_EQ(connections_.End(Tenant(1002)), 0u);
 }
 
+// gRPC reads what the socket still holds.
+TEST_F(ConnectionsTest, ARemovedConnectionEndsTooAsLongAsGrpcHasIt) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const UniqueFd ours(ends[0]), theirs(ends[1]);
+  EXPECT_FALSE(connections_.AnyIsRead(Tenant(1000)));
+  auto admitted = connections_.Admit(ours, Client(1000));
+  ASSERT_TRUE(admitted.ok()) << admitted.status();
+  EXPECT_TRUE(connections_.AnyIsRead(Tenant(1000)));
+  connections_.Remove(admitted->id);
+  EXPECT_EQ(connections_.Count(Tenant(1000)), 0u);
+  EXPECT_TRUE(connections_.AnyIsRead(Tenant(1000)));
+  EXPECT_FALSE(connections_.AnyIsRead(Tenant(1001)));
+  EXPECT_EQ(connections_.End(Tenant(1001)), 0u);
+  EXPECT_EQ(connections_.End(Tenant(1000)), 1u);
+  char byte = 0;
+  EXPECT_EQ(recv(theirs.get(), &byte, 1, MSG_DONTWAIT), 0);
+  admitted->for_grpc.reset();
+  EXPECT_FALSE(connections_.AnyIsRead(Tenant(1000)));
+  EXPECT_EQ(connections_.End(Tenant(1000)), 0u);
+}
+
 TEST_F(ConnectionsTest, EachUsersConnectionsAreBounded) {
   std::vector<std::uint64_t> ids;
   for (std::size_t i = 0; i < Connections::kPerUser; ++i) {
