@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
-#include "daemon/rpc/busiest_caller.h"
+#include "daemon/rpc/call_to_end.h"
 #include "daemon/rpc/question_stream.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
@@ -21,10 +21,9 @@
 
 namespace gradsync::daemon {
 
-// A user may have a number of calls open. One call more ends a call that waits for its client: the
-// oldest one of the process that has the most of these. So a probe is answered although another
-// process of its user has as many calls open as it may. If none waits, because the daemon owes each
-// of them an answer, the new call is refused.
+// A user may have a number of calls open. One call more ends one of the process that has the most:
+// CallToEnd(). So a probe is answered although another process of its user has as many calls open
+// as it may.
 //
 // Legal calls: Start Tick* Stop. Tick is thread-safe. Outlives the dispatcher of its queue.
 template <class In, class Out>
@@ -58,14 +57,10 @@ class QuestionDesk {
       others.push_back(stream.get());
     }
     if (others.size() < method_.per_user) return;
-    std::vector<Stream*> waiting;  // for their client
-    std::vector<pid_t> callers;
-    for (Stream* const other : others) {
-      if (other->AnswerIsDue()) continue;
-      waiting.push_back(other);
-      callers.push_back(other->pid());
-    }
-    if (!waiting.empty() && waiting[OldestOfBusiest(callers)]->GiveWay()) return;
+    std::vector<OpenCall> calls;
+    for (Stream* const other : others) calls.push_back({other->pid(), other->AnswerIsDue()});
+    const auto ends = CallToEnd(calls, added->pid());
+    if (ends.has_value() && others[*ends]->GiveWay()) return;
     added->Refuse(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("user ", added->user()->Text(), " waits for ", others.size(), " answers of ",

@@ -1,0 +1,48 @@
+// Chooses the call that makes room for a new one.
+
+#ifndef DAEMON_RPC_CALL_TO_END_H_
+#define DAEMON_RPC_CALL_TO_END_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace gradsync::daemon {
+
+struct OpenCall {
+  pid_t process = 0;
+  bool answer_is_due = false;  // its client waits for the daemon, not the daemon for its client
+};
+
+// `open`: as many calls as may be open, the oldest first. `process`: of the new call. Returns the
+// place of the call to end; nullopt: refuse the new one.
+//
+// A call of the process with the most calls ends, so a process with few calls keeps them: the
+// oldest one that waits for its client. If none of them does, the oldest one ends, unless the new
+// call's process would then have as many calls.
+inline std::optional<std::size_t> CallToEnd(const std::vector<OpenCall>& open, pid_t process) {
+  std::map<pid_t, std::size_t> count;
+  for (const OpenCall& call : open) ++count[call.process];
+  pid_t busiest = 0;
+  std::size_t most = 0;
+  for (const OpenCall& call : open) {  // the oldest one of several with as many
+    if (count[call.process] > most) {
+      most = count[call.process];
+      busiest = call.process;
+    }
+  }
+  std::optional<std::size_t> oldest;
+  for (std::size_t i = 0; i < open.size(); ++i) {
+    if (open[i].process != busiest) continue;
+    if (!open[i].answer_is_due) return i;
+    if (!oldest.has_value()) oldest = i;
+  }
+  return most > count[process] + 1 ? oldest : std::nullopt;
+}
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_CALL_TO_END_H_
