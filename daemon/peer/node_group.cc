@@ -64,7 +64,7 @@ void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
   job->UseNodeGroup(std::make_shared<JobReducer>(shared_from_this(), job.get()));
   MutexLock lock(&mutex_);
   Entry& entry = jobs_[job.get()];
-  if (entry.job.lock() != job) entry = Entry{job, {}};
+  if (entry.job.lock() != job) entry = Entry{job, {}, {}};
   entry.ranks[rank] = LinkedRank{link, incarnation};
 }
 
@@ -73,7 +73,7 @@ void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
 void NodeGroup::Launch(Job* job, ReduceOperation* operation) {
   {
     MutexLock lock(&mutex_);
-    waiting_.push_back({job->shared_from_this(), operation});
+    waiting_.push_back({job->shared_from_this(), operation, {}});
   }
   Advance();
 }
@@ -92,6 +92,7 @@ void NodeGroup::Advance() {
     }
     const bool launches = next.operation != nullptr;
     if (launches && next.job->HasEnded()) {
+      next.failure = absl::CancelledError("the job has ended");
       actions.refused.push_back(std::move(next));
     } else if (launches) {
       MutexLock lock(&mutex_);
@@ -120,7 +121,7 @@ void NodeGroup::Run(Actions actions) {
     const std::uint64_t now_ns = environment_.clock->NowNs();
     LaunchRecord refused;
     refused.operation = launch.operation;
-    refused.failure = absl::CancelledError("a node of the job is being lost");
+    refused.failure = launch.failure;
     refused.times = {now_ns, now_ns};
     Finish(refused);
   }
@@ -133,14 +134,18 @@ void NodeGroup::LaunchLocked(const Waiting& launch, Actions* actions) {
     return;
   }
   const auto found = jobs_.find(launch.job.get());
-  const Entry entry = found == jobs_.end() ? Entry{launch.job, {}} : found->second;
+  const Entry entry = found == jobs_.end() ? Entry{launch.job, {}, {}} : found->second;
   std::shared_ptr<EngineEpoch> epoch;
   // A rank is missing while its node is being lost, and the job with it.
-  if (!entry.failing && EngineEpoch::HasEveryRank(*launch.operation, entry.ranks)) {
+  if (entry.failure.ok() && EngineEpoch::HasEveryRank(*launch.operation, entry.ranks)) {
     epoch = EpochForLocked(LinksOf(entry.ranks), launch.job->identity().payer(), actions);
   }
   if (epoch == nullptr) {
-    actions->refused.push_back(launch);
+    Waiting refused = launch;
+    // The job may hear of it before it is ended.
+    refused.failure = entry.failure.ok() ? absl::CancelledError("a node of the job is being lost")
+                                         : EngineFailure(key_.job_id, entry.failure);
+    actions->refused.push_back(std::move(refused));
     return;
   }
   const auto done = [self = shared_from_this(), id = epoch->epoch()](
@@ -244,7 +249,7 @@ void NodeGroup::FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl
     const bool uses = failed.jobs.count(job) > 0 || LinksOf(entry.ranks) == epoch->links();
     if (job == nullptr || !uses) continue;
     // From now on: a launch of this job before its end would make the nodes connect once more.
-    entry.failing = true;
+    entry.failure = why;
     failed.jobs.insert(std::move(job));
   }
   actions->failed.push_back(std::move(failed));
@@ -354,7 +359,7 @@ void NodeGroup::Tick() {
     }
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
-      if (const auto one = formed.find(job); one != formed.end() && !entry.failing) {
+      if (const auto one = formed.find(job); one != formed.end() && entry.failure.ok()) {
         EpochForLocked(LinksOf(entry.ranks), one->second, &actions);
       }
       it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);

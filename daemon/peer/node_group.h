@@ -73,11 +73,12 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   struct Entry {
     std::weak_ptr<Job> job;
     LinkedRanks ranks;
-    bool failing = false;  // its engine has failed: the job is about to be ended
+    absl::Status failure;  // of its engine: the job is about to be ended
   };
   struct Waiting {
     std::shared_ptr<Job> job;
     ReduceOperation* operation = nullptr;  // null: none
+    absl::Status failure;                  // of one that is refused
   };
   struct FailedEpoch {
     std::shared_ptr<EngineEpoch> epoch;
