@@ -100,18 +100,15 @@ void PeerServer::CloseOldest(const std::string& address) {
 }
 
 bool PeerServer::WatchCalls() {
-  const std::uint64_t counted = counted_.Calls().open();
-  if (call_limit_.Exceeded(counted)) EndBusiest();
+  const CallCounts counted = counted_.Calls();
+  if (call_limit_.NeedsConnections(counted)) EndBusiest(counted);
   // A connection is counted once its handshake has ended.
   const std::uint64_t handshake_ns = std::uint64_t{2} * kHandshakeTimeoutMs * 1'000'000;
   return counted_.HasConnections() || MonotonicNowNs() < connected_ns_.load() + handshake_ns;
 }
 
-void PeerServer::EndBusiest() {
-  auto connections = counted_.Connections();
-  // Counted after them: a call that ends meanwhile must not look like one that never ends.
-  const std::uint64_t counted = counted_.Calls().open();
-  for (const ConnectionCalls& connection : call_limit_.ToEnd(counted, std::move(connections))) {
+void PeerServer::EndBusiest(const CallCounts& counted) {
+  for (const ConnectionCalls& connection : call_limit_.ToEnd(counted, counted_.Connections())) {
     if (!listener_->End(connection.ip, connection.port)) continue;
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", connection.Text()},

@@ -71,8 +71,8 @@ class PeerServer {
   void CloseOldest(const std::string& address);
   // Called by the watcher. False: nobody is connected.
   bool WatchCalls();
-  // Ends connections with too many open calls.
-  void EndBusiest();
+  // Ends connections with too many open calls. `counted`: by the server.
+  void EndBusiest(const CallCounts& counted);
 
   PeerAddress address_;  // constant after Listen()
   StreamCount streams_;
