@@ -342,7 +342,7 @@ absl::Status NodeGroup::RendezvousGet(const std::shared_ptr<NodeLink>& link,
 
 void NodeGroup::Tick() {
   std::set<const Job*> ended;
-  std::map<const Job*, Tenant> formed;  // full jobs, and who is charged for each
+  std::map<const Job*, Tenant> formed;  // full jobs, with the tenant that pays
   for (const auto& job : Jobs()) {
     if (job->Empty()) {
       ended.insert(job.get());

@@ -38,8 +38,9 @@ class CountedServer {
   static CountedServer Newest();
 
   // gRPC does not count the end of a call that it refuses itself, as one without a path. So over
-  // time, `open` becomes larger than the truth. A look 20 times a second takes 0.3 % of a core
-  // (measured).
+  // time, `open` becomes larger than the truth. It can also be smaller: a call counts as ended once
+  // it is answered, although a connection that is busy with reading still holds it. A look 20 times
+  // a second takes 0.3 % of a core (measured).
   CallCounts Calls() const;
   // Counts every end. Asks gRPC for each connection, so it is for rare looks. It has no connections
   // from AddInsecureChannelFromFd(). A connection stays in it until the last of its calls is

@@ -20,9 +20,9 @@ struct OpenCall {
 // `open`: as many calls as may be open, the oldest first. `process`: of the new call. Returns the
 // place of the call to end; nullopt: refuse the new one.
 //
-// A call of the process with the most calls ends, so a process with few calls keeps them: the
-// oldest one that waits for its client. If none of them does, the oldest one ends, unless the new
-// call's process would then have as many calls.
+// The process with the most calls loses one: its oldest call that waits for its client. If each of
+// its calls waits for the daemon, it loses the oldest, but only to a process that has fewer calls
+// even with the new one.
 inline std::optional<std::size_t> CallToEnd(const std::vector<OpenCall>& open, pid_t process) {
   std::map<pid_t, std::size_t> count;
   for (const OpenCall& call : open) ++count[call.process];

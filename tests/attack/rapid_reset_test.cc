@@ -56,11 +56,16 @@ TEST_P(RapidReset, TakesLittleMemoryAndDelaysNoOneForLong) {
   const std::string log = daemon.Log();
   EXPECT_NE(log.find("connections ended user=12345"), std::string::npos) << log;
 
-  // The attacker's user is let in again.
+  // The attacker's user is let in again. What gRPC still reads of the attack can end the user's
+  // connections once more.
   attacker = nullptr;
-  InnocentJob another(daemon, {"--job=another"}, kAttacker);
-  EXPECT_TRUE(another.ready());
-  EXPECT_EQ(another.Run(20).error, "");
+  std::string error = "no attempt";
+  const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
+  for (int attempt = 0; !error.empty() && NowNs() < give_up_ns; ++attempt) {
+    InnocentJob another(daemon, {"--job=another" + std::to_string(attempt)}, kAttacker);
+    error = another.ready() ? another.Run(20).error : "it did not join";
+  }
+  EXPECT_EQ(error, "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Attacks, RapidReset,
