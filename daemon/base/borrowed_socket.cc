@@ -1,6 +1,7 @@
 #include "daemon/base/borrowed_socket.h"
 
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -37,6 +38,13 @@ BorrowedSocket::BorrowedSocket(int descriptor)
     : descriptor_(descriptor), socket_(SocketOf(descriptor)) {}
 
 bool BorrowedSocket::IsOpen() const { return socket_ != 0 && SocketOf(descriptor_) == socket_; }
+
+std::size_t BorrowedSocket::UnreadBytes() const {
+  int unread = 0;
+  return IsOpen() && ioctl(descriptor_, FIONREAD, &unread) == 0 && unread > 0
+             ? static_cast<std::size_t>(unread)
+             : 0;
+}
 
 bool BorrowedSocket::End() const {
   // The copy names one socket from now on, whatever its owner does.

@@ -5,6 +5,8 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
+
 namespace gradsync::daemon {
 
 // A value. It knows the socket behind the descriptor, so it never takes a later socket with the
@@ -18,6 +20,8 @@ class BorrowedSocket {
 
   // True if the descriptor still names this socket.
   bool IsOpen() const;
+  // What has come and nobody has read; 0 if the socket is closed.
+  std::size_t UnreadBytes() const;
   // Ends the connection: its owner reads no more than it has read already. False if the socket is
   // closed, or if the process has no descriptor left for the moment that this takes.
   bool End() const;

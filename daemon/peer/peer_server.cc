@@ -108,7 +108,11 @@ bool PeerServer::WatchCalls() {
 }
 
 void PeerServer::EndBusiest(const CallCounts& counted) {
-  for (const ConnectionCalls& connection : call_limit_.ToEnd(counted, counted_.Connections())) {
+  const std::vector<ConnectionCalls> connections = counted_.Connections();
+  std::vector<std::uint64_t> open;
+  for (const ConnectionCalls& connection : connections) open.push_back(connection.calls.open());
+  for (const std::size_t place : call_limit_.ToEnd(counted, open)) {
+    const ConnectionCalls& connection = connections[place];
     if (!listener_->End(connection.ip, connection.port)) continue;
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", connection.Text()},

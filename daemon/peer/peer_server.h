@@ -21,9 +21,9 @@
 #include "daemon/base/ticker.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/peer_address.h"
-#include "daemon/peer/peer_call_limit.h"
 #include "daemon/peer/peer_listener.h"
 #include "daemon/rpc/call_counts.h"
+#include "daemon/rpc/call_limit.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
@@ -89,7 +89,7 @@ class PeerServer {
   std::atomic<std::uint64_t> connected_ns_{0};  // the last connection came
   // The watcher's. A connection has more calls than it may have at a time if it has reset some, or
   // if the client has not acknowledged the limit.
-  PeerCallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};
+  CallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};
   Ticker watcher_{kWatchPeriod, [this] { return WatchCalls(); }};  // last
 };
 

@@ -7,6 +7,7 @@
 #include <grpc/support/alloc.h>
 #include <netinet/in.h>
 
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -19,6 +20,10 @@
 
 namespace gradsync::daemon {
 namespace {
+
+// What other threads let gRPC make between CountedConnection::Next() and the connection. It is less
+// than a rotation of the descriptors' numbers, so no other connection has the name.
+constexpr std::intptr_t kMostBetween = 256;
 
 using google::protobuf::Struct;
 using google::protobuf::Value;
@@ -76,6 +81,26 @@ CallCounts Counts(absl::string_view json, absl::string_view started, absl::strin
   return {Number(json, started), Number(json, succeeded) + Number(json, failed)};
 }
 
+CallCounts ConnectionCounts(absl::string_view socket) {
+  return Counts(socket, "streamsStarted", "streamsSucceeded", "streamsFailed");
+}
+
+// gRPC's number of the server that was made last.
+std::intptr_t NewestServer() {
+  static std::atomic<std::intptr_t> known{0};
+  std::intptr_t newest = known.load();
+  for (bool end = false; !end;) {
+    const Struct page = Parse(grpc_channelz_get_servers(newest + 1));
+    const auto& servers = Field(page, "server").list_value().values();
+    for (const Value& server : servers) {
+      newest = Number(Object(server.struct_value(), "ref"), "serverId");
+    }
+    end = servers.empty() || Field(page, "end").bool_value();
+  }
+  known.store(newest);
+  return newest;
+}
+
 }  // namespace
 
 std::string ConnectionCalls::Text() const {
@@ -89,14 +114,7 @@ std::string ConnectionCalls::Text() const {
 
 CountedServer CountedServer::Newest() {
   CountedServer newest;
-  for (bool end = false; !end;) {
-    const Struct page = Parse(grpc_channelz_get_servers(newest.id_ + 1));
-    const auto& servers = Field(page, "server").list_value().values();
-    for (const Value& server : servers) {
-      newest.id_ = Number(Object(server.struct_value(), "ref"), "serverId");
-    }
-    end = servers.empty() || Field(page, "end").bool_value();
-  }
+  newest.id_ = NewestServer();
   return newest;
 }
 
@@ -123,7 +141,7 @@ std::vector<ConnectionCalls> CountedServer::Connections() const {
       if (!absl::SimpleAtoi(port.substr(0, port.find_first_not_of("0123456789")), &number))
         continue;
       connection.port = static_cast<std::uint16_t>(number);
-      connection.calls = Counts(answer, "streamsStarted", "streamsSucceeded", "streamsFailed");
+      connection.calls = ConnectionCounts(answer);
       connections.push_back(std::move(connection));
     }
     end = sockets.empty() || Field(page, "end").bool_value();
@@ -133,6 +151,32 @@ std::vector<ConnectionCalls> CountedServer::Connections() const {
 
 bool CountedServer::HasConnections() const {
   return absl::StrContains(Text(grpc_channelz_get_server_sockets(id_, 0, 1)), "\"socketId\"");
+}
+
+CountedConnection CountedConnection::Next(int descriptor) {
+  CountedConnection next;
+  next.name_ = absl::StrCat(" fd:", descriptor, "\"");
+  // gRPC does not tell the number that it gave last. So it makes a server, for 2 us.
+  grpc_server* const made = grpc_server_create(nullptr, nullptr);
+  next.after_ = NewestServer();
+  grpc_server_destroy(made);
+  return next;
+}
+
+std::optional<CallCounts> CountedConnection::Calls() {
+  if (id_ != 0) {
+    const std::string answer = Text(grpc_channelz_get_socket(id_));
+    if (answer.empty()) return std::nullopt;
+    return ConnectionCounts(answer);
+  }
+  if (name_.empty()) return std::nullopt;
+  for (std::intptr_t id = after_ + 1; id <= after_ + kMostBetween; ++id) {
+    const std::string answer = Text(grpc_channelz_get_socket(id));
+    if (!absl::StrContains(answer, name_)) continue;
+    id_ = id;
+    return ConnectionCounts(answer);
+  }
+  return std::nullopt;
 }
 
 }  // namespace gradsync::daemon

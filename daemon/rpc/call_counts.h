@@ -8,6 +8,7 @@
 #define DAEMON_RPC_CALL_COUNTS_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,24 @@ class CountedServer {
 
  private:
   std::intptr_t id_ = 0;  // gRPC's; 0: none
+};
+
+// A connection from AddInsecureChannelFromFd(). gRPC lists it nowhere, but numbers it among all
+// that it makes, so it is found by its name. Not thread-safe; a copy is one of its own.
+class CountedConnection {
+ public:
+  // The connection that gRPC makes next of this descriptor. Called before
+  // AddInsecureChannelFromFd(); meanwhile no other thread calls CountedServer::Newest().
+  static CountedConnection Next(int descriptor);
+
+  // Counts every end. nullopt: gRPC has not made the connection yet, or has destroyed it and the
+  // last of its calls.
+  std::optional<CallCounts> Calls();
+
+ private:
+  std::string name_;
+  std::intptr_t after_ = 0;  // gRPC's number of the connection is larger
+  std::intptr_t id_ = 0;     // gRPC's; 0: not found yet
 };
 
 }  // namespace gradsync::daemon

@@ -5,9 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <iterator>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -50,7 +48,7 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   next_number_ = number + 1;
   if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
   ++per_user_[tenant];
-  by_number_[number] = Entry{++last_id_, process, *std::move(descriptors), BorrowedSocket(number)};
+  by_number_[number] = Entry{++last_id_, process, *std::move(descriptors)};
   return Admitted{UniqueFd(number), last_id_};
 }
 
@@ -64,7 +62,6 @@ void Connections::Remove(std::uint64_t id) {
   MutexLock lock(&mutex_);
   for (auto it = by_number_.begin(); it != by_number_.end(); ++it) {
     if (it->second.id == id) {
-      closing_.emplace(it->second.process.tenant(), it->second.socket);
       EraseLocked(it);
       return;
     }
@@ -73,33 +70,6 @@ void Connections::Remove(std::uint64_t id) {
 
 bool Connections::IsFull(const Tenant& user) const {
   return Count(user) >= kPerUser || quota_->Of(user) + kDescriptors > quota_->per_user();
-}
-
-void Connections::PruneLocked() {
-  for (auto it = closing_.begin(); it != closing_.end();) {
-    it = it->second.IsOpen() ? std::next(it) : closing_.erase(it);
-  }
-}
-
-bool Connections::AnyIsRead(const Tenant& user) {
-  MutexLock lock(&mutex_);
-  PruneLocked();
-  return per_user_.count(user) > 0 || closing_.count(user) > 0;
-}
-
-std::size_t Connections::End(const Tenant& user) {
-  std::vector<BorrowedSocket> sockets;
-  {
-    MutexLock lock(&mutex_);
-    PruneLocked();
-    const auto [first, last] = closing_.equal_range(user);
-    for (auto it = first; it != last; ++it) sockets.push_back(it->second);
-    for (const auto& [number, entry] : by_number_) {
-      if (entry.process.tenant() == user) sockets.push_back(entry.socket);
-    }
-  }
-  return static_cast<std::size_t>(std::count_if(
-      sockets.begin(), sockets.end(), [](const BorrowedSocket& socket) { return socket.End(); }));
 }
 
 std::size_t Connections::Count(const Tenant& user) const {

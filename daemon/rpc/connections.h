@@ -15,7 +15,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
@@ -45,14 +44,8 @@ class Connections {
   void Remove(std::uint64_t id);
   // True if the user may have no more connections.
   bool IsFull(const Tenant& user) const;
-  // Ends the connections of a user from which gRPC reads. Returns how many. Remove() is called as
-  // usual.
-  std::size_t End(const Tenant& user);
   // The open connections of a user.
   std::size_t Count(const Tenant& user) const;
-  // True if gRPC reads from a connection of the user. It goes on after the client has closed its
-  // end, as long as there is something to read.
-  bool AnyIsRead(const Tenant& user);
   // Finds the process of a call. `caller` is ServerContext::peer(). Empty if the connection has
   // ended.
   std::optional<ClientProcess> Find(const std::string& caller) const;
@@ -62,7 +55,6 @@ class Connections {
     std::uint64_t id = 0;
     ClientProcess process;
     std::shared_ptr<void> descriptors;
-    BorrowedSocket socket;
   };
 
   DescriptorQuota* const quota_;
@@ -71,14 +63,10 @@ class Connections {
   mutable Mutex mutex_;
   std::map<int, Entry> by_number_ ABSL_GUARDED_BY(mutex_);
   std::map<Tenant, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
-  // Of connections whose client has closed its end. gRPC may still have them.
-  std::multimap<Tenant, BorrowedSocket> closing_ ABSL_GUARDED_BY(mutex_);
   int next_number_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
 
   void EraseLocked(std::map<int, Entry>::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Forgets sockets that gRPC has closed.
-  void PruneLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 };
 
 }  // namespace gradsync::daemon

@@ -7,7 +7,8 @@
 //
 // The quota does not see calls. A client that opens calls and resets them at once (CVE-2023-44487)
 // fills the memory with calls that wait for the user's threads. So a thread compares gRPC's counts
-// every kWatchPeriod. Beyond the limit it ends the user's connections.
+// every kWatchPeriod. Beyond the limit it ends the user's connections, except those that have few
+// calls.
 
 #ifndef DAEMON_RPC_USER_SERVERS_H_
 #define DAEMON_RPC_USER_SERVERS_H_

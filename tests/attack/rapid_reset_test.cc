@@ -33,6 +33,9 @@ TEST_P(RapidReset, TakesLittleMemoryAndDelaysNoOneForLong) {
   LetEveryoneIn(daemon);
   InnocentJob job(daemon);
   ASSERT_TRUE(job.ready());
+  InnocentJob own(daemon, {"--job=own"}, kAttacker);
+  ASSERT_TRUE(own.ready());
+  ASSERT_EQ(own.Run(20).error, "");
   const StepTimes idle = job.Run(200);
   ASSERT_EQ(idle.error, "");
   const std::uint64_t before = MemoryBytes(daemon.pid(), "VmHWM");
@@ -52,9 +55,11 @@ TEST_P(RapidReset, TakesLittleMemoryAndDelaysNoOneForLong) {
   std::cout << "memory: " << before / kMiB << " MiB before, " << cost / kMiB << " MiB more"
             << std::endl;
   EXPECT_LT(cost, kCost);
-  EXPECT_EQ(daemon.Status().jobs_size(), 1) << "root may ask";
+  EXPECT_EQ(daemon.Status().jobs_size(), 2) << "root may ask";
   const std::string log = daemon.Log();
   EXPECT_NE(log.find("connections ended user=12345"), std::string::npos) << log;
+
+  EXPECT_EQ(own.Run(20).error, "") << "the attacker's user keeps its trainers";
 
   // The attacker's user is let in again. What gRPC still reads of the attack can end the user's
   // connections once more.

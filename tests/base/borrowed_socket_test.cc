@@ -49,6 +49,7 @@ TEST_P(BorrowedSocketTest, TheOwnerReadsNothingMoreAfterTheEnd) {
   ASSERT_EQ(recv(ours.get(), &byte, 1, 0), 1);
   const BorrowedSocket socket(ours.get());
   EXPECT_TRUE(socket.IsOpen());
+  EXPECT_EQ(socket.UnreadBytes(), sent.size() - 1);
   EXPECT_TRUE(socket.End());
   EXPECT_EQ(recv(ours.get(), &byte, 1, MSG_DONTWAIT), 0);
   // The other side cannot send to the owner any more.

@@ -106,12 +106,35 @@ TEST(CallCountsTest, EachConnectionCountsItsOwnCalls) {
 
 TEST(CallCountsTest, CallsOfADescriptorsConnectionAreCounted) {
   const Server server;
-  int ends[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
-  grpc::AddInsecureChannelFromFd(server.server.get(), ends[0]);
-  const auto channel = grpc::CreateInsecureChannelFromFd("test", ends[1]);
-  EXPECT_EQ(Call(channel), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_EQ(server.counted.Calls().started, 1u);
+  struct Pair {
+    explicit Pair(grpc::Server* server) {
+      int ends[2];
+      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+      counted = CountedConnection::Next(ends[0]);
+      EXPECT_FALSE(counted.Calls().has_value()) << "gRPC has not made it";
+      grpc::AddInsecureChannelFromFd(server, ends[0]);
+      channel = grpc::CreateInsecureChannelFromFd("test", ends[1]);
+    }
+    CountedConnection counted;
+    std::shared_ptr<grpc::Channel> channel;
+  };
+  Pair one(server.server.get());
+  Pair two(server.server.get());
+  EXPECT_EQ(Call(one.channel), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(Call(two.channel), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(Call(two.channel), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(server.counted.Calls().started, 3u);
+  const auto calls = [](CountedConnection* counted) {
+    const auto found = counted->Calls();
+    return found ? *found : CallCounts{};
+  };
+  EXPECT_EQ(calls(&one.counted).started, 1u);
+  EXPECT_EQ(calls(&two.counted).started, 2u);
+  EXPECT_TRUE(Soon([&] { return calls(&two.counted).ended == 2; }));
+  one.channel = nullptr;
+  EXPECT_TRUE(Soon([&] { return !one.counted.Calls().has_value(); }));
+  EXPECT_TRUE(two.counted.Calls().has_value());
+  EXPECT_FALSE(CountedConnection().Calls().has_value());
 }
 
 TEST(CallCountsTest, AServerThatHasEndedHasNoCalls) {

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 
 #include <set>
 #include <string>
@@ -140,55 +139,6 @@ TEST_F(ConnectionsTest, LateRemoveKeepsTheNewConnection) {
   EXPECT_TRUE(connections.Find(name).has_value());
   connections.Remove(id);
   EXPECT_FALSE(connections.Find(name).has_value());
-}
-
-TEST_F(ConnectionsTest, EndsTheConnectionsOfOneUser) {
-  struct Client {
-    UniqueFd ours, theirs;
-    Connections::Admitted admitted;
-    bool ended() const {
-      char byte = 0;
-      return recv(theirs.get(), &byte, 1, MSG_DONTWAIT) == 0;
-    }
-  };
-  const auto connect = [&](uid_t uid) {
-    int ends[2];
-    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-    Client client{UniqueFd(ends[0]), UniqueFd(ends[1]), {}};
-    auto admitted = connections_.Admit(client.ours, daemon::Client(uid));
-    EXPECT_TRUE(admitted.ok()) << admitted.status();
-    client.admitted = *std::move(admitted);
-    return client;
-  };
-  const Client one = connect(1000), two = connect(1000), other = connect(1001);
-  EXPECT_EQ(connections_.End(Tenant(1000)), 2u);
-  EXPECT_TRUE(one.ended());
-  EXPECT_TRUE(two.ended());
-  EXPECT_FALSE(other.ended());
-  EXPECT_EQ(connections_.Count(Tenant(1000)), 2u) << "until they are removed";
-  EXPECT_EQ(connections_.End(Tenant(1002)), 0u);
-}
-
-// gRPC reads what the socket still holds.
-TEST_F(ConnectionsTest, ARemovedConnectionEndsTooAsLongAsGrpcHasIt) {
-  int ends[2];
-  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-  const UniqueFd ours(ends[0]), theirs(ends[1]);
-  EXPECT_FALSE(connections_.AnyIsRead(Tenant(1000)));
-  auto admitted = connections_.Admit(ours, Client(1000));
-  ASSERT_TRUE(admitted.ok()) << admitted.status();
-  EXPECT_TRUE(connections_.AnyIsRead(Tenant(1000)));
-  connections_.Remove(admitted->id);
-  EXPECT_EQ(connections_.Count(Tenant(1000)), 0u);
-  EXPECT_TRUE(connections_.AnyIsRead(Tenant(1000)));
-  EXPECT_FALSE(connections_.AnyIsRead(Tenant(1001)));
-  EXPECT_EQ(connections_.End(Tenant(1001)), 0u);
-  EXPECT_EQ(connections_.End(Tenant(1000)), 1u);
-  char byte = 0;
-  EXPECT_EQ(recv(theirs.get(), &byte, 1, MSG_DONTWAIT), 0);
-  admitted->for_grpc.reset();
-  EXPECT_FALSE(connections_.AnyIsRead(Tenant(1000)));
-  EXPECT_EQ(connections_.End(Tenant(1000)), 0u);
 }
 
 TEST_F(ConnectionsTest, EachUsersConnectionsAreBounded) {

@@ -1,11 +1,12 @@
-// Chooses the connections of the peer port that have too many open calls, from gRPC's counts.
+// Chooses the connections of a server that have too many open calls, from gRPC's counts.
 
-#ifndef DAEMON_PEER_PEER_CALL_LIMIT_H_
-#define DAEMON_PEER_PEER_CALL_LIMIT_H_
+#ifndef DAEMON_RPC_CALL_LIMIT_H_
+#define DAEMON_RPC_CALL_LIMIT_H_
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "daemon/rpc/call_counts.h"
@@ -16,11 +17,11 @@ namespace gradsync::daemon {
 // some have ended there while the connection still holds them, if it is busy with reading. The
 // connections' counts are right and dear. So they are asked for when the server's count of open
 // calls rises beyond the limit, and after every `most` calls. Not thread-safe.
-class PeerCallLimit {
+class CallLimit {
  public:
   // `most`: open calls of all connections. When there are more, connections end until there are
   // `enough`, and those with more than `most_of_one`.
-  PeerCallLimit(std::uint64_t most, std::uint64_t enough, std::uint64_t most_of_one)
+  CallLimit(std::uint64_t most, std::uint64_t enough, std::uint64_t most_of_one)
       : most_(most), enough_(enough), most_of_one_(most_of_one) {}
 
   // `counted`: by the server. True: ask for the connections' counts, too, and call ToEnd().
@@ -30,25 +31,25 @@ class PeerCallLimit {
     return counted.open() > never_end_ + most_ || counted.started > looked_at_started_ + most_;
   }
 
-  // The connections to end, those with the most open calls first. `counted`: by the server, before
-  // the connections.
-  std::vector<ConnectionCalls> ToEnd(const CallCounts& counted,
-                                     std::vector<ConnectionCalls> connections) {
-    std::uint64_t open = 0;
-    for (const ConnectionCalls& connection : connections) open += connection.calls.open();
-    never_end_ = counted.open() > open ? counted.open() - open : 0;
+  // The places of the connections to end, those with the most open calls first. `counted`: by the
+  // server, before the connections. `open`: of each connection.
+  std::vector<std::size_t> ToEnd(const CallCounts& counted,
+                                 const std::vector<std::uint64_t>& open) {
+    std::uint64_t left = std::accumulate(open.begin(), open.end(), std::uint64_t{0});
+    never_end_ = counted.open() > left ? counted.open() - left : 0;
     looked_at_started_ = counted.started;
-    if (open <= most_) return {};
-    std::sort(connections.begin(), connections.end(),
-              [](const auto& a, const auto& b) { return a.calls.open() > b.calls.open(); });
+    if (left <= most_) return {};
+    std::vector<std::size_t> places(open.size());
+    std::iota(places.begin(), places.end(), 0);
+    std::sort(places.begin(), places.end(), [&](auto a, auto b) { return open[a] > open[b]; });
     std::size_t chosen = 0;
-    for (; chosen < connections.size(); ++chosen) {
-      const std::uint64_t calls = connections[chosen].calls.open();
-      if (open <= enough_ && calls <= most_of_one_) break;
-      open -= calls;
+    for (; chosen < places.size(); ++chosen) {
+      const std::uint64_t calls = open[places[chosen]];
+      if (left <= enough_ && calls <= most_of_one_) break;
+      left -= calls;
     }
-    connections.resize(chosen);
-    return connections;
+    places.resize(chosen);
+    return places;
   }
 
  private:
@@ -61,4 +62,4 @@ class PeerCallLimit {
 
 }  // namespace gradsync::daemon
 
-#endif  // DAEMON_PEER_PEER_CALL_LIMIT_H_
+#endif  // DAEMON_RPC_CALL_LIMIT_H_
