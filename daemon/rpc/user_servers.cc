@@ -7,20 +7,17 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
-#include "daemon/base/logging.h"
 #include "daemon/base/thread.h"
 #include "daemon/rpc/asking_service.h"
 #include "daemon/rpc/call_counts.h"
-#include "daemon/rpc/call_limit.h"
 #include "daemon/rpc/gradsync_service.h"
+#include "daemon/rpc/user_calls.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
@@ -38,20 +35,6 @@ constexpr int kThreads = 3;
 constexpr int kReadBytes = 64 << 10;
 // A server without a connection is ended after this.
 constexpr std::uint64_t kIdleServerNs = 30'000'000'000;
-// The connections are looked at at least so often, to forget those that have ended.
-constexpr std::uint64_t kLookNs = 1'000'000'000;
-// After too many calls a user gets no connection until there have been few calls for so long.
-// Otherwise a client that connects again at once brings as many in the next moment.
-constexpr std::uint64_t kQuietNs = 1'000'000'000;
-
-// If a user has too many calls, these connections stay: with so many calls or fewer, open and begun
-// since the last look, and with so little to read.
-constexpr std::uint64_t kModestCalls = 16;
-constexpr std::size_t kModestBytes = 4 << 10;
-
-CallLimit LimitOf(const SessionPolicy& policy) {
-  return CallLimit(UserServers::kOpenCalls + 3 * policy.quota_sessions_per_user, 0, 0);
-}
 
 }  // namespace
 
@@ -99,42 +82,19 @@ class UserServers::Server {
   }
 
   Server(const Environment& environment, const Tenant& user)
-      : user_(user),
-        sessions_(environment.sessions, environment.connections),
+      : sessions_(environment.sessions, environment.connections),
         asking_(environment.introspection, environment.connections, environment.answerer),
-        call_limit_(LimitOf(environment.sessions.sessions->policy())) {}
+        calls_(user.Text(),
+               kOpenCalls + 3 * environment.sessions.sessions->policy().quota_sessions_per_user) {}
 
-  // A connection comes. Called right before Connect(). RESOURCE_EXHAUSTED: there may be no new one.
-  absl::Status Expect(const UniqueFd& connection) {
-    if (refuses_.load()) {
-      return absl::ResourceExhaustedError("the user's calls that are too many have not ended yet");
-    }
-    MutexLock lock(&expected_mutex_);
-    expected_.push_back(
-        {CountedConnection::Next(connection.get()), BorrowedSocket(connection.get())});
-    return absl::OkStatus();
-  }
+  // A connection comes. Called right before Connect().
+  absl::Status Expect(const UniqueFd& connection) { return calls_.Expect(connection.get()); }
   // May read the connection for gRPC, for as long as there is something to read.
   void Connect(UniqueFd connection) {
     grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
   }
-  // Ends connections if the user has too many open calls. False: there is
-  // nothing to watch before the next connection. Called by the watcher alone.
-  bool WatchCalls(std::uint64_t now_ns) {
-    {
-      MutexLock lock(&expected_mutex_);
-      std::move(expected_.begin(), expected_.end(), std::back_inserter(connected_));
-      expected_.clear();
-    }
-    if (connected_.empty() && !refuses_.load()) return false;
-    const CallCounts counted = counted_.Calls();
-    if (refuses_.load() || now_ns > looked_ns_ + kLookNs || call_limit_.NeedsConnections(counted)) {
-      looked_ns_ = now_ns;
-      if (EndTooMany(counted)) exceeded_ns_ = now_ns;
-      refuses_.store(exceeded_ns_ != 0 && now_ns < exceeded_ns_ + kQuietNs);
-    }
-    return true;
-  }
+  // Called by the watcher alone. False: there is nothing to watch before the next Expect().
+  bool WatchCalls(std::uint64_t now_ns) { return calls_.Watch(counted_, now_ns); }
   void Drain() { asking_.StopServing(); }
   void Tick(std::uint64_t now_ns) {
     sessions_.Tick(now_ns);
@@ -161,67 +121,11 @@ class UserServers::Server {
   std::uint64_t unused_since_ns = 0;  // 0: it is used
 
  private:
-  struct Connected {
-    // True if it has hardly a part in too many calls, as a trainer's.
-    bool IsModest() const {
-      return now.open() <= kModestCalls && now.started <= before.started + kModestCalls &&
-             socket.UnreadBytes() <= kModestBytes;
-    }
-
-    CountedConnection counted;
-    BorrowedSocket socket;
-    CallCounts before = {};  // at the last look but one
-    CallCounts now = {};     // at the last look
-    bool ended = false;      // by us
-  };
-
-  // Looks at each connection. True: there are too many calls.
-  bool EndTooMany(const CallCounts& counted) {
-    std::vector<std::uint64_t> open;
-    std::size_t kept = 0;
-    for (Connected& connection : connected_) {
-      const auto calls = connection.counted.Calls();
-      // gRPC closes the descriptor before it destroys the connection.
-      if (!calls && !connection.socket.IsOpen()) continue;
-      connection.before = std::exchange(connection.now, calls.value_or(CallCounts{}));
-      open.push_back(connection.now.open());
-      if (&connected_[kept] != &connection) connected_[kept] = std::move(connection);
-      ++kept;
-    }
-    connected_.resize(kept);
-    if (call_limit_.ToEnd(counted, open).empty()) return false;
-    std::size_t ended = 0;
-    std::uint64_t calls = 0;
-    for (Connected& connection : connected_) {
-      if (connection.ended || connection.IsModest()) continue;
-      connection.ended = connection.socket.End();
-      if (!connection.ended) continue;
-      ++ended;
-      calls += connection.now.open();
-    }
-    if (ended == 0) return true;
-    LogLimited(LogLevel::kWarning, "connections ended",
-               {{"user", user_.Text()},
-                {"connections", ended},
-                {"calls", calls},
-                {"why", "the user has more open calls than a user may have"}});
-    return true;
-  }
-
-  const Tenant user_;
   GradsyncService sessions_;
   AskingService asking_;
   std::unique_ptr<grpc::Server> server_;
   CountedServer counted_;  // constant once started
-  std::atomic<bool> refuses_{false};
-  Mutex expected_mutex_;
-  std::vector<Connected> expected_ ABSL_GUARDED_BY(expected_mutex_);  // since the last look
-  // The watcher's.
-  std::vector<Connected> connected_;
-  CallLimit call_limit_;
-  std::uint64_t looked_ns_ = 0;
-  std::uint64_t exceeded_ns_ = 0;  // 0: never
-
+  UserCalls calls_;
   Mutex stop_mutex_;
   std::atomic<bool> stopped_{false};
 };
