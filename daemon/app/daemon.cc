@@ -249,7 +249,7 @@ void Daemon::Rooms::MakeServers() {
 
 absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   AcceptLoop::Hooks hooks;
-  hooks.connected = [this](UniqueFd connection, const Tenant& user) {
+  hooks.connected = [this](Connections::Admitted connection, const Tenant& user) {
     return servers->Connect(std::move(connection), user);
   };
   hooks.tick = [this] {

@@ -1,6 +1,7 @@
 #include "daemon/base/borrowed_socket.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -38,6 +39,12 @@ BorrowedSocket::BorrowedSocket(int descriptor)
     : descriptor_(descriptor), socket_(SocketOf(descriptor)) {}
 
 bool BorrowedSocket::IsOpen() const { return socket_ != 0 && SocketOf(descriptor_) == socket_; }
+
+bool BorrowedSocket::ClientHasClosed() const {
+  pollfd events{descriptor_, POLLRDHUP, 0};
+  return IsOpen() && poll(&events, 1, /*timeout=*/0) == 1 &&
+         (events.revents & (POLLRDHUP | POLLHUP)) != 0;
+}
 
 std::size_t BorrowedSocket::UnreadBytes() const {
   int unread = 0;

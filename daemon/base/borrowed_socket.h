@@ -20,6 +20,8 @@ class BorrowedSocket {
 
   // True if the descriptor still names this socket.
   bool IsOpen() const;
+  // True if the other side has closed its end, or its half. False if the socket is closed.
+  bool ClientHasClosed() const;
   // What has come and nobody has read; 0 if the socket is closed.
   std::size_t UnreadBytes() const;
   // Ends the connection: its owner reads no more than it has read already. False if the socket is

@@ -33,7 +33,7 @@ class AcceptLoop {
   struct Hooks {
     // Gives a connection of a user to gRPC, which owns the descriptor from then on. Not OK: it is
     // closed.
-    std::function<absl::Status(UniqueFd connection, const Tenant& user)> connected;
+    std::function<absl::Status(Connections::Admitted connection, const Tenant& user)> connected;
     // Called every kTickMs while a session is open, or while it returns true.
     std::function<bool()> tick;
     // Called every `watchdog_period`, unless that is zero.

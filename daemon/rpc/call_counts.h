@@ -58,8 +58,8 @@ class CountedServer {
 // that it makes, so it is found by its name. Not thread-safe; a copy is one of its own.
 class CountedConnection {
  public:
-  // The connection that gRPC makes next of this descriptor. Called before
-  // AddInsecureChannelFromFd(); meanwhile no other thread calls CountedServer::Newest().
+  // The connection that gRPC makes next of this descriptor. Called right before
+  // AddInsecureChannelFromFd(). Thread-safe.
   static CountedConnection Next(int descriptor);
 
   // Counts every end. nullopt: gRPC has not made the connection yet, or has destroyed it and the

@@ -39,8 +39,10 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
         absl::StrCat("user ", tenant.Text(), " has ", user->second,
                      " connections, as many as it may; close some"));
   }
-  auto descriptors = quota_->Take(tenant, kDescriptors);
+  auto descriptors = quota_->Take(tenant, kDescriptors - 1);
   if (!descriptors.ok()) return descriptors.status();
+  auto for_grpc = quota_->Take(tenant, 1);
+  if (!for_grpc.ok()) return for_grpc.status();
   if (next_number_ >= limit_) next_number_ = std::min(kFirstNumber, limit_ / 2);
   int number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, next_number_);
   if (number < 0) number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, 0);
@@ -49,7 +51,7 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
   ++per_user_[tenant];
   by_number_[number] = Entry{++last_id_, process, *std::move(descriptors)};
-  return Admitted{UniqueFd(number), last_id_};
+  return Admitted{UniqueFd(number), *std::move(for_grpc), last_id_};
 }
 
 void Connections::EraseLocked(std::map<int, Entry>::iterator entry) {

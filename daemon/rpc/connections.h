@@ -35,7 +35,8 @@ class Connections {
   explicit Connections(DescriptorQuota* quota);
 
   struct Admitted {
-    UniqueFd for_grpc;  // the caller releases it to gRPC
+    UniqueFd for_grpc;            // the caller releases it to gRPC
+    std::shared_ptr<void> quota;  // for it, to hold until gRPC has closed it
     std::uint64_t id = 0;
   };
   // Adds a connection. RESOURCE_EXHAUSTED: the user has too many connections or descriptors, or the

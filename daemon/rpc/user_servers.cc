@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/server_posix.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,11 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/base/logging.h"
 #include "daemon/base/thread.h"
 #include "daemon/rpc/asking_service.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/gradsync_service.h"
-#include "daemon/rpc/user_calls.h"
+#include "daemon/rpc/user_connections.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
@@ -31,6 +33,7 @@ constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerSession = 128 << 10;
 // Of sessions_ and asking_.
 constexpr int kThreads = 3;
+constexpr int kConnectors = 2;
 // The most that is read from a connection at a time. Messages have as much.
 constexpr int kReadBytes = 64 << 10;
 // A server without a connection is ended after this.
@@ -82,24 +85,31 @@ class UserServers::Server {
   }
 
   Server(const Environment& environment, const Tenant& user)
-      : sessions_(environment.sessions, environment.connections),
+      : user_(user),
+        sessions_(environment.sessions, environment.connections),
         asking_(environment.introspection, environment.connections, environment.answerer),
-        calls_(user.Text(),
-               kOpenCalls + 3 * environment.sessions.sessions->policy().quota_sessions_per_user) {}
+        connections_(
+            user.Text(),
+            kOpenCalls + 3 * environment.sessions.sessions->policy().quota_sessions_per_user) {}
 
-  // A connection comes. Called right before Connect().
-  absl::Status Expect(const UniqueFd& connection) { return calls_.Expect(connection.get()); }
-  // May read the connection for gRPC, for as long as there is something to read.
+  // A connection comes. Called right before Connect(), by the same thread.
+  absl::Status Expect(const Connections::Admitted& connection) {
+    return connections_.Expect(connection.for_grpc.get(), connection.quota);
+  }
+  // Reads the connection for gRPC, for as long as there is something to read.
   void Connect(UniqueFd connection) {
+    MutexLock lock(&stop_mutex_);
+    if (server_ == nullptr) return;
     grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
   }
   // Called by the watcher alone. False: there is nothing to watch before the next Expect().
-  bool WatchCalls(std::uint64_t now_ns) { return calls_.Watch(counted_, now_ns); }
+  bool Watch(std::uint64_t now_ns) { return connections_.Watch(counted_, now_ns); }
   void Drain() { asking_.StopServing(); }
   void Tick(std::uint64_t now_ns) {
     sessions_.Tick(now_ns);
     asking_.Tick(now_ns);
   }
+  const Tenant& user() const { return user_; }
   GradsyncService& sessions() { return sessions_; }
 
   // The two halves of its end: the first one cancels every call, the second one waits.
@@ -121,18 +131,20 @@ class UserServers::Server {
   std::uint64_t unused_since_ns = 0;  // 0: it is used
 
  private:
+  const Tenant user_;
   GradsyncService sessions_;
   AskingService asking_;
   std::unique_ptr<grpc::Server> server_;
   CountedServer counted_;  // constant once started
-  UserCalls calls_;
+  UserConnections connections_;
   Mutex stop_mutex_;
   std::atomic<bool> stopped_{false};
 };
 
 UserServers::UserServers(Environment environment)
     : environment_(std::move(environment)),
-      watcher_(kWatchPeriod, [this] { return WatchCalls(); }) {}
+      watcher_(kWatchPeriod, [this] { return Watch(); }),
+      connector_(std::make_unique<FairExecutor>(kConnectors)) {}
 UserServers::~UserServers() = default;
 
 absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const Tenant& user) {
@@ -151,18 +163,30 @@ absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const
   return server;
 }
 
-absl::Status UserServers::Connect(UniqueFd connection, const Tenant& user) {
+absl::Status UserServers::Connect(Connections::Admitted connection, const Tenant& user) {
   auto server = ServerOf(user);
   if (!server.ok()) return server.status();
-  if (absl::Status expected = (*server)->Expect(connection); !expected.ok()) return expected;
-  watcher_.Wake();
-  (*server)->Connect(std::move(connection));
+  connector_->Run(user, [this, server = *std::move(server),
+                         connection = std::make_shared<Connections::Admitted>(
+                             std::move(connection))] { HandOver(server, connection.get()); });
   return absl::OkStatus();
 }
 
-bool UserServers::WatchCalls() {
+void UserServers::HandOver(const std::shared_ptr<Server>& server,
+                           Connections::Admitted* connection) {
+  if (absl::Status expected = server->Expect(*connection); !expected.ok()) {
+    LogLimited(LogLevel::kWarning, "connection refused",
+               {{"user", server->user().Text()}, {"why", expected.message()}});
+    shutdown(connection->for_grpc.get(), SHUT_RDWR);  // the accept loop sees its end
+    return;
+  }
+  watcher_.Wake();
+  server->Connect(std::move(connection->for_grpc));
+}
+
+bool UserServers::Watch() {
   bool again = false;
-  for (const auto& server : Servers()) again = server->WatchCalls(MonotonicNowNs()) || again;
+  for (const auto& server : Servers()) again = server->Watch(MonotonicNowNs()) || again;
   return again;
 }
 
@@ -229,6 +253,7 @@ void UserServers::Stop() {
     MutexLock lock(&mutex_);
     stopped_ = true;
   }
+  connector_ = nullptr;
   watcher_.Stop();
   auto servers = Servers();
   for (const auto& server : servers) server->Shutdown();

@@ -6,9 +6,8 @@
 // read streams, and those of status and reflection, belong to one user.
 //
 // The quota does not see calls. A client that opens calls and resets them at once (CVE-2023-44487)
-// fills the memory with calls that wait for the user's threads. So a thread compares gRPC's counts
-// every kWatchPeriod. Beyond the limit it ends the user's connections, except those that have few
-// calls.
+// fills the memory with calls that wait for the user's threads. So a thread looks at gRPC's counts
+// every kWatchPeriod: UserConnections.
 
 #ifndef DAEMON_RPC_USER_SERVERS_H_
 #define DAEMON_RPC_USER_SERVERS_H_
@@ -24,10 +23,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/executor.h"
+#include "daemon/base/fair_executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/ticker.h"
-#include "daemon/base/unique_fd.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/introspection_answers.h"
@@ -60,9 +59,10 @@ class UserServers {
   // Requires Stop().
   ~UserServers();
 
-  // Gives a connection to its user's server. RESOURCE_EXHAUSTED: too many users or threads, or the
-  // user's calls have to end first. INTERNAL: gRPC does not start a server.
-  absl::Status Connect(UniqueFd connection, const Tenant& user);
+  // Gives a connection to its user's server, later: gRPC reads what the client has sent within that
+  // call, which may be much. RESOURCE_EXHAUSTED: too many users or threads. INTERNAL: gRPC does not
+  // start a server.
+  absl::Status Connect(Connections::Admitted connection, const Tenant& user);
   // Cancels the streams that open no session in time. Ends the servers of users that have gone.
   // Returns false if there is no server.
   bool Tick(std::uint64_t now_ns);
@@ -78,8 +78,9 @@ class UserServers {
 
   absl::StatusOr<std::shared_ptr<Server>> ServerOf(const Tenant& user);
   std::vector<std::shared_ptr<Server>> Servers() const;
+  void HandOver(const std::shared_ptr<Server>& server, Connections::Admitted* connection);
   // Called by the watcher. False: there is nothing to watch before the next connection.
-  bool WatchCalls();
+  bool Watch();
 
   const Environment environment_;
 
@@ -89,9 +90,9 @@ class UserServers {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 
-  // A thread of its own. AcceptLoop's may have to read a connection for gRPC while it hands it
-  // over.
   Ticker watcher_;
+  // Runs HandOver(), a user's after the other. Null once stopped.
+  std::unique_ptr<FairExecutor> connector_;
 };
 
 }  // namespace gradsync::daemon

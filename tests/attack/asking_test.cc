@@ -93,7 +93,7 @@ class Asking : public testing::TestWithParam<Case> {};
 
 TEST_P(Asking, NeverFails) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  const TestDaemon daemon({}, {}, GetParam().prefix);
+  TestDaemon daemon({}, {}, GetParam().prefix);
   LetEveryoneIn(daemon);
   InnocentJob job(daemon);
   ASSERT_TRUE(job.ready());
@@ -113,14 +113,16 @@ TEST_P(Asking, NeverFails) {
   InnocentJob another(daemon, {"--job=another"});
   EXPECT_TRUE(another.ready());
   EXPECT_EQ(another.Run(20).error, "");
+  EXPECT_EQ(daemon.Stop(), 0) << "it ends meanwhile, too";
 }
 
-INSTANTIATE_TEST_SUITE_P(Attacks, Asking,
-                         testing::Values(Case{"reflection_streams", {}}, Case{"zero_window", {}},
-                                         Case{"status_flood", {}},
-                                         Case{"connections",
-                                              {"/usr/bin/prlimit", "--nofile=1024:1024"}}),
-                         [](const auto& one) { return one.param.attack; });
+INSTANTIATE_TEST_SUITE_P(
+    Attacks, Asking,
+    testing::Values(Case{"reflection_streams", {}}, Case{"zero_window", {}},
+                    Case{"stall_and_close", {"/usr/bin/prlimit", "--nofile=1024:1024"}},
+                    Case{"status_flood", {}}, Case{"nothings", {}},
+                    Case{"connections", {"/usr/bin/prlimit", "--nofile=1024:1024"}}),
+    [](const auto& one) { return one.param.attack; });
 
 // The attacker's own user is not locked out either: a container's probe may have the trainers'
 // user.

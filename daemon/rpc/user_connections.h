@@ -1,0 +1,85 @@
+// The connections that a user's gRPC server has.
+
+#ifndef DAEMON_RPC_USER_CONNECTIONS_H_
+#define DAEMON_RPC_USER_CONNECTIONS_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/base/borrowed_socket.h"
+#include "daemon/base/mutex.h"
+#include "daemon/rpc/call_counts.h"
+#include "daemon/rpc/call_limit.h"
+
+namespace gradsync::daemon {
+
+// Knows a connection until gRPC has closed it. That can be long after the client has closed its
+// end: gRPC first reads what is left, and finishes a write that the client does not read. So this
+// class ends connections
+//
+// - when too many calls are open: the busiest;
+// - a while after the client has closed its end.
+//
+// Expect() is thread-safe. Watch() is called by one thread.
+class UserConnections {
+ public:
+  // How long a connection may stay after its client has closed its end.
+  static constexpr std::uint64_t kClosingNs = 1'000'000'000;
+  // After too many calls there is no new connection until there have been few for so long.
+  // Otherwise a client that connects again at once brings as many in the next moment.
+  static constexpr std::uint64_t kQuietNs = 1'000'000'000;
+  // Connections with at most so many open calls, which have begun at most so many since the last
+  // look, and have at most so much to read, may stay when there are too many calls.
+  static constexpr std::uint64_t kFewCalls = 16;
+  static constexpr std::size_t kFewBytes = 4 << 10;
+
+  // `user`: for log lines. `most`: open calls that the user may have.
+  UserConnections(std::string user, std::uint64_t most);
+
+  // gRPC gets a connection. Called right before AddInsecureChannelFromFd(). `quota` is held until
+  // gRPC has closed the descriptor. RESOURCE_EXHAUSTED: there may be no new one, because there are
+  // or were too many calls.
+  absl::Status Expect(int descriptor, std::shared_ptr<void> quota);
+  // Ends connections, see above. Returns false if there is nothing to watch before the next
+  // Expect().
+  bool Watch(const CountedServer& server, std::uint64_t now_ns);
+
+ private:
+  struct Connection {
+    bool HasFewCalls() const;
+
+    CountedConnection counted;
+    BorrowedSocket socket;
+    std::shared_ptr<void> quota;
+    CallCounts before = {};       // at the last look but one
+    CallCounts now = {};          // at the last look
+    std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
+    bool ended = false;           // because of its calls
+  };
+
+  // Forgets what gRPC has closed, and ends what has been closing for too long.
+  void Prune(std::uint64_t now_ns);
+  // Looks at the calls of each connection. True: there are too many.
+  bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns);
+
+  const std::string user_;
+  std::atomic<bool> refuses_{false};
+  Mutex mutex_;
+  std::vector<Connection> expected_ ABSL_GUARDED_BY(mutex_);  // since the last Watch()
+  // Used by Watch() alone.
+  std::vector<Connection> connections_;
+  CallLimit limit_;
+  std::size_t pruned_to_ = 0;  // connections, by the last Prune()
+  std::uint64_t pruned_ns_ = 0;
+  std::uint64_t looked_ns_ = 0;    // at the calls
+  std::uint64_t exceeded_ns_ = 0;  // when there were too many calls; 0: never
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_RPC_USER_CONNECTIONS_H_

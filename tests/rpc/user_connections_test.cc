@@ -1,0 +1,257 @@
+#include "daemon/rpc/user_connections.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/server_posix.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/borrowed_socket.h"
+#include "daemon/base/unique_fd.h"
+#include "tests/kit/deadline.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr std::uint64_t kMost = 8;
+constexpr std::uint64_t kTickNs = 50'000'000;
+
+// gRPC changes on threads of its own.
+bool Soon(const std::function<bool()>& condition) {
+  const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
+  while (!condition()) {
+    if (NowNs() >= give_up_ns) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+class UserConnectionsTest : public testing::Test {
+ protected:
+  UserConnectionsTest() { grpc_init(); }
+  ~UserConnectionsTest() override { grpc_shutdown(); }
+
+  // Both ends of a connection. The daemon's is gRPC's, or nobody's.
+  struct Pair {
+    UniqueFd ours, theirs;
+    std::shared_ptr<void> quota = std::make_shared<int>();
+    bool held() const { return quota.use_count() > 1; }
+    bool ended() const {
+      char byte = 0;
+      return recv(theirs.get(), &byte, 1, MSG_DONTWAIT) == 0;
+    }
+  };
+  static Pair Open() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+  }
+  absl::Status Expect(const Pair& pair) { return connections_.Expect(pair.ours.get(), pair.quota); }
+  bool WatchAt(std::uint64_t now_ns) { return connections_.Watch(server_, now_ns); }
+
+  CountedServer server_;
+  UserConnections connections_{"1000", kMost};
+  std::uint64_t now_ns_ = 1'000'000'000'000;
+};
+
+TEST_F(UserConnectionsTest, WatchesWhileThereIsAConnection) {
+  EXPECT_FALSE(WatchAt(now_ns_));
+  Pair one = Open();
+  ASSERT_TRUE(Expect(one).ok());
+  EXPECT_TRUE(WatchAt(now_ns_));
+  EXPECT_TRUE(one.held());
+  one.ours.reset();
+  EXPECT_FALSE(WatchAt(now_ns_ + 2'000'000'000));
+  EXPECT_FALSE(one.held());
+}
+
+TEST_F(UserConnectionsTest, ForgetsSoonWhenManyHaveCome) {
+  std::vector<Pair> pairs;
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(Expect(pairs.emplace_back(Open())).ok());
+  EXPECT_TRUE(WatchAt(now_ns_));
+  for (Pair& pair : pairs) pair.ours.reset();
+  for (int i = 0; i < 400; ++i) {
+    Pair pair = Open();
+    ASSERT_TRUE(Expect(pair).ok());
+    pair.ours.reset();
+  }
+  WatchAt(now_ns_ + 1);
+  for (const Pair& pair : pairs) EXPECT_FALSE(pair.held());
+}
+
+TEST_F(UserConnectionsTest, EndsAConnectionAWhileAfterItsClientHasClosedItsHalf) {
+  const Pair closed = Open(), open = Open();
+  ASSERT_TRUE(Expect(closed).ok());
+  ASSERT_TRUE(Expect(open).ok());
+  shutdown(closed.theirs.get(), SHUT_WR);
+  const std::uint64_t until_ns = now_ns_ + 10'000'000'000;
+  std::uint64_t ended_ns = 0;
+  for (std::uint64_t at = now_ns_; at < until_ns && ended_ns == 0; at += kTickNs) {
+    EXPECT_TRUE(WatchAt(at));
+    if (closed.ended()) ended_ns = at;
+  }
+  EXPECT_GE(ended_ns, now_ns_ + UserConnections::kClosingNs);
+  EXPECT_LE(ended_ns, now_ns_ + 3 * UserConnections::kClosingNs);
+  EXPECT_FALSE(open.ended());
+  EXPECT_TRUE(closed.held()) << "until gRPC closes it";
+}
+
+// With a gRPC server that answers no call, so that calls stay open.
+class UserConnectionsCallsTest : public UserConnectionsTest {
+ protected:
+  UserConnectionsCallsTest() {
+    grpc::ServerBuilder builder;
+    queue_ = builder.AddCompletionQueue();
+    builder.RegisterAsyncGenericService(&service_);
+    grpc_server_ = builder.BuildAndStart();
+    server_ = CountedServer::Newest();
+    Request();
+    thread_ = std::thread([this] {
+      void* tag = nullptr;
+      bool ok = false;
+      while (queue_->Next(&tag, &ok)) {
+        Call* const call = static_cast<Tag*>(tag)->call;
+        const bool begins = tag == &call->begun;
+        if (begins && ok) Request();
+        if (!begins || !ok) delete call;
+      }
+    });
+  }
+  ~UserConnectionsCallsTest() override {
+    clients_.clear();
+    grpc_server_->Shutdown(std::chrono::system_clock::now());
+    queue_->Shutdown();
+    thread_.join();
+  }
+
+  // A call on the server. It lives until its client has cancelled it.
+  struct Call;
+  struct Tag {
+    Call* call;
+  };
+  struct Call {
+    grpc::GenericServerContext context;
+    grpc::GenericServerAsyncReaderWriter stream{&context};
+    Tag begun{this}, done{this};
+  };
+  void Request() {
+    auto* const call = new Call;
+    call->context.AsyncNotifyWhenDone(&call->done);
+    service_.RequestCall(&call->context, &call->stream, queue_.get(), queue_.get(), &call->begun);
+  }
+
+  // A process with so many open calls.
+  struct Client {
+    ~Client() {
+      for (const auto& context : contexts) context->TryCancel();
+      queue.Shutdown();
+      void* tag = nullptr;
+      bool ok = false;
+      while (queue.Next(&tag, &ok)) {
+      }
+    }
+    void Call(int calls) {
+      grpc::GenericStub stub(channel);
+      for (int i = 0; i < calls; ++i) {
+        contexts.push_back(std::make_unique<grpc::ClientContext>());
+        streams.push_back(stub.PrepareCall(contexts.back().get(), "/any/Method", &queue));
+        streams.back()->StartCall(nullptr);
+      }
+    }
+    bool connected() const { return socket.IsOpen(); }
+
+    BorrowedSocket socket;  // of the daemon
+    std::shared_ptr<grpc::Channel> channel;
+    grpc::CompletionQueue queue;
+    std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+    std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> streams;
+  };
+  // Null if there may be no new connection.
+  Client* Connect() {
+    Pair pair = Open();
+    if (!Expect(pair).ok()) return nullptr;
+    clients_.push_back(std::make_unique<Client>());
+    clients_.back()->socket = BorrowedSocket(pair.ours.get());
+    grpc::AddInsecureChannelFromFd(grpc_server_.get(), pair.ours.release());
+    clients_.back()->channel = grpc::CreateInsecureChannelFromFd("test", pair.theirs.release());
+    return clients_.back().get();
+  }
+  bool AwaitOpenCalls(std::uint64_t calls) {
+    return Soon([&] { return server_.Calls().open() == calls; });
+  }
+  // The next look.
+  void Watch() { WatchAt(now_ns_ += kTickNs); }
+
+  grpc::AsyncGenericService service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> grpc_server_;
+  std::thread thread_;
+  std::vector<std::unique_ptr<Client>> clients_;
+};
+
+TEST_F(UserConnectionsCallsTest, AsManyCallsAsAUserMayHaveStay) {
+  Client* const one = Connect();
+  Client* const two = Connect();
+  one->Call(kMost - 1);
+  two->Call(1);
+  ASSERT_TRUE(AwaitOpenCalls(kMost));
+  for (int i = 0; i < 50; ++i) Watch();
+  EXPECT_TRUE(one->connected());
+  EXPECT_TRUE(two->connected());
+  EXPECT_NE(Connect(), nullptr);
+}
+
+TEST_F(UserConnectionsCallsTest, TheBusiestConnectionEndsAndTheOthersStay) {
+  Client* const trainer = Connect();
+  Client* const attacker = Connect();
+  trainer->Call(1);
+  attacker->Call(kMost);
+  ASSERT_TRUE(AwaitOpenCalls(kMost + 1));
+  Watch();
+  EXPECT_EQ(Connect(), nullptr) << "no new connection";
+  ASSERT_TRUE(AwaitOpenCalls(1));
+  EXPECT_TRUE(Soon([&] { return !attacker->connected(); }));
+  EXPECT_TRUE(trainer->connected());
+  for (std::uint64_t waited_ns = kTickNs; waited_ns < UserConnections::kQuietNs;
+       waited_ns += kTickNs) {
+    Watch();
+    EXPECT_EQ(Connect(), nullptr) << waited_ns;
+  }
+  for (int i = 0; i < 2; ++i) Watch();
+  EXPECT_NE(Connect(), nullptr);
+  EXPECT_TRUE(trainer->connected());
+}
+
+TEST_F(UserConnectionsCallsTest, AConnectionThatHasBegunManyCallsJustNowEndsToo) {
+  Client* const before = Connect();
+  before->Call(1);
+  ASSERT_TRUE(AwaitOpenCalls(1));
+  Client* const attacker = Connect();
+  Client* const reset = Connect();
+  attacker->Call(kMost);
+  ASSERT_TRUE(AwaitOpenCalls(kMost + 1));
+  Watch();
+  ASSERT_TRUE(AwaitOpenCalls(1));
+  const int calls = UserConnections::kFewCalls + 1;
+  reset->Call(calls);
+  ASSERT_TRUE(AwaitOpenCalls(1 + calls));
+  for (const auto& context : reset->contexts) context->TryCancel();
+  ASSERT_TRUE(AwaitOpenCalls(1));
+  before->Call(kMost);
+  ASSERT_TRUE(AwaitOpenCalls(kMost + 1));
+  Watch();
+  EXPECT_TRUE(Soon([&] { return !reset->connected(); }));
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
