@@ -30,6 +30,7 @@ std::string Text(char* json) {
   return text;
 }
 
+// gRPC writes large numbers as text. It leaves zeros out.
 std::uint64_t Number(absl::string_view json, absl::string_view name) {
   const std::string key = absl::StrCat("\"", name, "\":\"");
   const std::size_t at = json.find(key);
@@ -144,7 +145,7 @@ CountedConnection CountedConnection::Next(int descriptor) {
   next.name_ = absl::StrCat(" fd:", descriptor, "\"");
   static std::intptr_t last = 0;
   MutexLock lock(NextMutex());
-  // gRPC does not tell the number that it gave last. So it makes a server, for 2 us.
+  // gRPC does not tell the number that it gave last. So this makes a server, which takes 2 us.
   grpc_server* const made = grpc_server_create(nullptr, nullptr);
   next.after_ = last = NewestServer(last);
   grpc_server_destroy(made);

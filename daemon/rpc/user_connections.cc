@@ -77,7 +77,7 @@ bool UserConnections::EndBusiest(const CallCounts& counted, std::uint64_t now_ns
   std::vector<std::uint64_t> open;
   for (Connection& connection : connections_) {
     connection.before = std::exchange(connection.now, {});
-    // None of a connection that gRPC has not made yet, or has destroyed.
+    // A connection that gRPC has not made yet, or has destroyed, has no calls.
     if (connection.socket.IsOpen()) {
       connection.now = connection.counted.Calls().value_or(CallCounts{});
     }

@@ -9,12 +9,12 @@
 #include <sys/socket.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include "tests/kit/deadline.h"
+#include "tests/kit/soon.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -66,16 +66,6 @@ grpc::StatusCode Call(const std::shared_ptr<grpc::Channel>& channel) {
   bool ok = false;
   queue.Next(&tag, &ok);
   return status.error_code();
-}
-
-// The server may count an end after the client has heard of it.
-bool Soon(const std::function<bool()>& condition) {
-  const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
-  while (!condition()) {
-    if (NowNs() >= give_up_ns) return false;
-    std::this_thread::yield();
-  }
-  return true;
 }
 
 TEST(CallCountsTest, EachServerCountsItsOwnCalls) {

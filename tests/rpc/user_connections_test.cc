@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -18,23 +17,13 @@
 
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/unique_fd.h"
-#include "tests/kit/deadline.h"
+#include "tests/kit/soon.h"
 
 namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kMost = 8;
 constexpr std::uint64_t kTickNs = 50'000'000;
-
-// gRPC changes on threads of its own.
-bool Soon(const std::function<bool()>& condition) {
-  const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
-  while (!condition()) {
-    if (NowNs() >= give_up_ns) return false;
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 class UserConnectionsTest : public testing::Test {
  protected:
