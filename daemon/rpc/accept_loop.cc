@@ -257,8 +257,7 @@ bool AcceptLoop::AcceptConnection() {
     process.caller = *caller;
     Watch(caller->pidfd->get(), EPOLLIN, std::move(process));
   }
-  if (absl::Status given = hooks_.connected(*std::move(admitted), caller->tenant());
-      !given.ok()) {
+  if (absl::Status given = hooks_.connected(*std::move(admitted), caller->tenant()); !given.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", caller->uid}, {"pid", caller->pid}, {"why", given.message()}});
     shutdown(fd, SHUT_RDWR);  // the loop sees its end
