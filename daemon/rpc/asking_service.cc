@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/arena/arena_quota.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/health_answers.h"
 #include "daemon/rpc/question_desk.h"
@@ -38,6 +39,8 @@ constexpr std::size_t kReflectionsPerUser = 4;
 constexpr std::uint64_t kPatienceNs = 10'000'000'000;
 // Time between two requests of a call of reflection.
 constexpr std::uint64_t kReflectionPatienceNs = 60'000'000'000;
+// Answers up to here cost their user nothing, so that asking works when the quota is used up.
+constexpr std::size_t kFreeAnswerBytes = 1 << 20;
 
 }  // namespace
 
@@ -46,6 +49,7 @@ struct AskingService::Parts {
         UserExecutor* the_executor)
       : connections(the_connections),
         executor(the_executor),
+        memory(context.control_quota),
         clock(context.clock),
         answers(std::move(context)) {}
 
@@ -70,15 +74,20 @@ struct AskingService::Parts {
     return Method<In, Out>(kIntrospection, name,
                            [this, answer = std::move(answer)](
                                const auto& stream, const ClientProcess& asker, const In& request) {
-                             executor->Run(asker.tenant(), [stream, answer, asker, request] {
+                             executor->Run(asker.tenant(), [this, stream, answer, asker, request] {
                                absl::StatusOr<Out> out = answer(asker, request);
-                               if (out.ok()) {
-                                 stream->AnswerLast(*std::move(out));
-                               } else {
-                                 stream->Refuse(out.status());
-                               }
+                               if (!out.ok()) return stream->Refuse(out.status());
+                               auto charge = ChargeFor(out->ByteSizeLong(), asker.tenant());
+                               if (!charge.ok()) return stream->Refuse(charge.status());
+                               stream->AnswerLast(*std::move(out), *std::move(charge));
                              });
                            });
+  }
+
+  // A client may ask for long answers and read none.
+  absl::StatusOr<ArenaQuota::Reservation> ChargeFor(std::size_t bytes, const Tenant& asker) {
+    if (bytes <= kFreeAnswerBytes) return ArenaQuota::Reservation();
+    return MemoryAccount{memory, asker}.Reserve(bytes);
   }
 
   QuestionMethod<HealthCheckRequest, HealthCheckResponse> Check() {
@@ -119,6 +128,7 @@ struct AskingService::Parts {
 
   const Connections* const connections;
   UserExecutor* const executor;
+  ArenaQuota* const memory;
   const Clock* const clock;
   const IntrospectionAnswers answers;
   HealthAnswers health{std::set<std::string>{kGradientSync, kIntrospection}};

@@ -30,7 +30,7 @@ struct IntrospectionContext {
   JobTable* jobs = nullptr;
   const ArenaQuota* quota = nullptr;
   const ArenaQuota* gpu_quota = nullptr;
-  const ArenaQuota* control_quota = nullptr;
+  ArenaQuota* control_quota = nullptr;
   const Clock* clock = nullptr;
   std::uint64_t started_ns = 0;
   std::string version;

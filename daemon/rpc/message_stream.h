@@ -47,7 +47,9 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     MutexLock lock(&mutex_);
     if (ended_ || overflow_) return;
     const std::size_t sum = queued_bytes_ + bytes;
-    if (sum > granted_bytes_) refused_ = Grant(sum, &granted_bytes_);
+    if (sum + writing_bytes_ > granted_bytes_) {
+      refused_ = Grant(sum + writing_bytes_, &granted_bytes_);
+    }
     if (queue_.size() >= limits_.messages || sum > limits_.bytes || !refused_.ok()) {
       overflow_ = true;
       unread_ = {queue_.size(), queued_bytes_};
@@ -86,9 +88,9 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
         next = kWrite;
         writing_ = true;
         item = std::move(queue_.front().item);
-        queued_bytes_ -= queue_.front().bytes;
+        writing_bytes_ = queue_.front().bytes;
+        queued_bytes_ -= writing_bytes_;
         queue_.pop_front();
-        if (queue_.empty()) Drained(&granted_bytes_);
         ++pending_;
       } else if (ended_ && (CanFinish() || done_reading_)) {
         next = kFinish;
@@ -129,13 +131,15 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   // The last call. A client knows the server's status now.
   virtual void OnFinished() {}
 
-  // The queue is about to hold `bytes`, more than `*granted`, which is 0 at first. Sets `*granted`
-  // to at least as many, or says why it may not hold them. Called with the queue's lock.
+  // The queue and the message that is being written are about to have `bytes`, more than
+  // `*granted`, which is 0 at first. Sets `*granted` to at least as many, or says why they may not.
+  // Called with the queue's lock.
   virtual absl::Status Grant(std::size_t bytes, std::size_t* granted) {
     *granted = bytes;
     return absl::OkStatus();
   }
-  // The queue is empty: what was granted may be given back. Called with the queue's lock.
+  // Nothing waits or is being written: what was granted may be given back. Called with the queue's
+  // lock.
   virtual void Drained(std::size_t*) {}
 
   // Returns an estimate of an item's memory, in bytes.
@@ -210,7 +214,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   void DropQueueLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     queue_.clear();
     queued_bytes_ = 0;
-    Drained(&granted_bytes_);
+    if (!writing_) Drained(&granted_bytes_);
   }
 
   void OnRead(bool ok) {
@@ -241,7 +245,9 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     {
       MutexLock lock(&mutex_);
       writing_ = false;
+      writing_bytes_ = 0;
       broken_ = broken_ || !ok;
+      if (queue_.empty()) Drained(&granted_bytes_);
     }
     Flush();
     Completed();
@@ -271,6 +277,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   mutable Mutex mutex_;
   std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
   std::size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::size_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // of the message that is being written
   std::size_t granted_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // Grant()'s
   int pending_ ABSL_GUARDED_BY(mutex_) = 0;       // operations that gRPC has not completed

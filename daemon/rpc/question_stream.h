@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/tenant.h"
@@ -49,7 +50,8 @@ struct QuestionMethod {
       ask;
 };
 
-// The most that a client may leave unread. A call's last answer is not bounded.
+// The most that a client may leave unread. A call's last answer may be longer: the asking user pays
+// for it.
 inline constexpr UnreadLimits kAnswersUnread{16, std::size_t{1} << 20};
 
 // Thread-safe. Owns itself while gRPC uses it.
@@ -65,7 +67,9 @@ class QuestionStream final : public ServerStream<In, Out> {
     due_.store(false);
     this->Send(std::move(answer));
   }
-  void AnswerLast(Out answer) {
+  // `charge`: of the answer's memory, until the call has ended.
+  void AnswerLast(Out answer, ArenaQuota::Reservation charge = {}) {
+    charge_ = std::move(charge);
     due_.store(false);
     this->QueueEnd(absl::OkStatus(), std::move(answer));
     this->Flush();
@@ -136,7 +140,8 @@ class QuestionStream final : public ServerStream<In, Out> {
   std::atomic<std::uint64_t> heard_ns_{0};  // when the client has last said something
   std::atomic<bool> due_{false};
   std::atomic<bool> gone_{false};
-  bool asked_ = false;  // used by the queue's thread alone
+  ArenaQuota::Reservation charge_;  // set once, by AnswerLast()
+  bool asked_ = false;              // used by the queue's thread alone
 };
 
 }  // namespace gradsync::daemon

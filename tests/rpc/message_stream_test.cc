@@ -295,9 +295,9 @@ TEST_F(MessageStreamTest, OwnsItselfUntilItsLastOperationHasCompleted) {
 }
 
 TEST_F(MessageStreamTest, DisconnectsAUserWhoIsNotGrantedTheQueue) {
-  stream_->most_granted = 50;
+  stream_->most_granted = 90;
   stream_->Began();
-  stream_->Send(40);  // is being written
+  stream_->Send(40);  // is being written, so it counts
   stream_->Send(40);
   EXPECT_EQ(record_.cancels, 0);
   stream_->Send(20);
@@ -308,14 +308,24 @@ TEST_F(MessageStreamTest, DisconnectsAUserWhoIsNotGrantedTheQueue) {
   stream_ = nullptr;
 }
 
-TEST_F(MessageStreamTest, GivesBackWhatWasGrantedWhenItsQueueIsEmpty) {
+TEST_F(MessageStreamTest, GivesBackWhatWasGrantedWhenAllIsWritten) {
   stream_->Began();
-  for (const int number : {10, 20, 30}) stream_->Send(number);
-  EXPECT_EQ(stream_->drained, 1) << "the first one left the queue at once";
+  for (const int number : {10, 20}) stream_->Send(number);
+  stream_->CompleteWrite();
+  EXPECT_EQ(stream_->drained, 0) << "the second one is being written";
   stream_->CompleteWrite();
   EXPECT_EQ(stream_->drained, 1);
-  stream_->CompleteWrite();
-  EXPECT_EQ(stream_->drained, 2);
+}
+
+// A client that does not read holds a write for as long as it likes.
+TEST_F(MessageStreamTest, KeepsWhatWasGrantedForAWriteThatDoesNotComplete) {
+  stream_->Began();
+  stream_->Send(90);
+  stream_->Cancel();
+  stream_->EndReads();
+  EXPECT_EQ(stream_->drained, 0);
+  stream_->CompleteWrite(false);
+  EXPECT_EQ(stream_->drained, 1);
 }
 
 }  // namespace
