@@ -19,18 +19,27 @@
 #include "daemon/rpc/fd_request.h"
 #include "proto/gradsync/shared_memory.h"
 
+// Since Linux 6.16. Debian 12's headers lack it.
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+
 namespace gradsync::daemon {
 namespace {
 
-// Time that a client of the side socket has to send its request, and the number of such clients.
+// Time that a client of the side socket has to send its request, the most such clients of a user,
+// and the descriptors of each: the accepted one and the process.
 constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
-constexpr std::size_t kFdClients = 256;
-constexpr std::ptrdiff_t kFdClientsPerUser = 64;
+constexpr std::size_t kFdClientsPerUser = 64;
+constexpr std::size_t kFdClientDescriptors = 2;
 constexpr int kEvents = 32;
 // Descriptors that are kept back for connections of users who have few, and the most connections
 // that a user has from them.
 constexpr std::size_t kReserve = 96;
 constexpr std::size_t kScarcePerUser = 4;
+constexpr char kScarce[] = "the daemon has few descriptors left (LimitNOFILE=)";
+// A user may connect at once as often as it may have sessions, and so many times more.
+constexpr std::size_t kConnectsBesideSessions = 64;
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptedAtOnce = 64;
 
@@ -40,6 +49,14 @@ itimerspec Every(std::uint64_t ms) {
   spec.it_interval.tv_nsec = static_cast<long>(ms % 1000) * 1'000'000;
   spec.it_value = spec.it_interval;
   return spec;
+}
+
+// Lets the kernel refuse the descriptors that clients pass. Otherwise the thread that reads such a
+// message, or closes the connection with it, closes them too, and that may take as long as the
+// client likes: a TCP socket with SO_LINGER waits. Accepted sockets have the listener's setting.
+bool RefuseDescriptors(int listener) {
+  const int no = 0;
+  return setsockopt(listener, SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no)) == 0;
 }
 
 void Drain(int fd) {
@@ -89,7 +106,8 @@ AcceptLoop::AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket,
       connections_(connections),
       sessions_(sessions),
       hooks_(std::move(hooks)),
-      reserve_(kReserve) {}
+      reserve_(kReserve),
+      rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user) {}
 
 absl::Status AcceptLoop::Init() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
@@ -102,6 +120,11 @@ absl::Status AcceptLoop::Init() {
   // The service manager's may block.
   for (const int fd : {grpc_socket_.fd(), fd_socket_.fd()}) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    if (!RefuseDescriptors(fd)) {
+      LogLimited(LogLevel::kWarning,
+                 "this kernel passes descriptors of clients to the daemon (Linux 6.16 can refuse "
+                 "them): a client can stop the daemon with them. Let in users whom you trust");
+    }
   }
   const auto own = [](Kind kind) {
     Watched watched;
@@ -148,7 +171,10 @@ void AcceptLoop::Forget(std::uint64_t key) {
   } else if (found->second.fd.valid()) {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.fd.get(), nullptr);
   }
-  if (found->second.kind == Kind::kFdClient) --fd_clients_;
+  if (found->second.kind == Kind::kFdClient) {
+    const auto clients = fd_clients_.find(found->second.caller.tenant());
+    if (--clients->second == 0) fd_clients_.erase(clients);
+  }
   watched_.erase(found);
 }
 
@@ -215,6 +241,19 @@ bool AcceptLoop::HasDescriptors(bool* scarce) {
   return reserve_.Free(kMore);
 }
 
+std::string AcceptLoop::WhyRefused(const Tenant& user, bool scarce) {
+  if (connections_->IsFull(user)) {
+    return "the user has as many connections, or descriptors, as a user may";
+  }
+  if (scarce && connections_->Count(user) >= kScarcePerUser) return kScarce;
+  // Whoever may stop the daemon may also keep it busy.
+  const bool trusted = user.pod.none() && (user.uid == 0 || user.uid == geteuid());
+  if (!trusted && !rate_.Take(user, MonotonicNowNs())) {
+    return "the user connects too often; try again in some seconds";
+  }
+  return "";
+}
+
 bool AcceptLoop::AcceptConnection() {
   bool scarce = false;
   UniqueFd accepted = AcceptGrpc(&scarce);
@@ -226,12 +265,9 @@ bool AcceptLoop::AcceptConnection() {
     caller = ClientOf(accepted.get());
     if (!caller.ok()) return true;
   }
-  const bool full = caller.ok() && connections_->IsFull(caller->tenant());
-  if (!caller.ok() || full || (scarce && connections_->Count(caller->tenant()) >= kScarcePerUser)) {
-    LogLimited(LogLevel::kWarning, "connection refused",
-               {{"uid", *user},
-                {"why", full ? "the user has as many connections, or descriptors, as a user may"
-                             : "the daemon has few descriptors left (LimitNOFILE=)"}});
+  const std::string why = caller.ok() ? WhyRefused(caller->tenant(), scarce) : kScarce;
+  if (!why.empty()) {
+    LogLimited(LogLevel::kWarning, "connection refused", {{"uid", *user}, {"why", why}});
     accepted.reset();
     caller = absl::CancelledError("");  // closes its descriptor
     if (scarce) reserve_.Refill();
@@ -304,20 +340,25 @@ void AcceptLoop::AcceptFd() {
   }
   const auto caller = ClientOf(accepted.get());
   if (!caller.ok()) return;
-  const auto of_user = std::count_if(watched_.begin(), watched_.end(), [&](const auto& entry) {
-    return entry.second.kind == Kind::kFdClient && entry.second.caller.tenant() == caller->tenant();
-  });
-  if (fd_clients_ >= kFdClients || of_user >= kFdClientsPerUser) {
-    LogLimited(LogLevel::kWarning, "side socket: too many clients", {{"uid", caller->uid}});
+  const Tenant user = caller->tenant();
+  auto descriptors = connections_->TakeDescriptors(user, kFdClientDescriptors);
+  const auto clients = fd_clients_.find(user);
+  const bool many = clients != fd_clients_.end() && clients->second >= kFdClientsPerUser;
+  if (many || !descriptors.ok()) {
+    LogLimited(LogLevel::kWarning, "side socket: connection refused",
+               {{"uid", caller->uid},
+                {"why", many ? "the user has too many that say nothing"
+                             : descriptors.status().message()}});
     return;
   }
   Watched client;
   client.kind = Kind::kFdClient;
   client.caller = *caller;
   client.deadline_ns = MonotonicNowNs() + kFdPatienceNs;
+  client.descriptors = *std::move(descriptors);
   const int fd = accepted.get();
   client.fd = std::move(accepted);
-  ++fd_clients_;
+  ++fd_clients_[user];
   Watch(fd, EPOLLIN, std::move(client));
   ArmTick(true);
 }
@@ -350,7 +391,7 @@ void AcceptLoop::Tick() {
     if (watched.kind == Kind::kFdClient && now_ns > watched.deadline_ns) expired.push_back(key);
   }
   for (const std::uint64_t key : expired) Forget(key);
-  const bool busy = fd_clients_ > 0 || !paused_.empty() ||
+  const bool busy = !fd_clients_.empty() || !paused_.empty() ||
                     std::any_of(watched_.begin(), watched_.end(), [](const auto& entry) {
                       return entry.second.kind == Kind::kConnection;
                     });

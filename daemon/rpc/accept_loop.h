@@ -13,12 +13,14 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/rpc/connect_rate.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/descriptor_reserve.h"
 #include "daemon/rpc/listening_socket.h"
@@ -67,7 +69,8 @@ class AcceptLoop {
     UniqueFd fd;                   // kConnection: a duplicate of gRPC's; kFdClient
     std::uint64_t connection = 0;  // kConnection, kProcess
     ClientProcess caller;
-    std::uint64_t deadline_ns = 0;  // kFdClient
+    std::uint64_t deadline_ns = 0;      // kFdClient
+    std::shared_ptr<void> descriptors;  // kFdClient: counts them
   };
 
   AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket, Connections* connections,
@@ -85,6 +88,8 @@ class AcceptLoop {
   void ArmTick(bool on);
   // Accepts a connection, or a refusal of one. False if none waits, or none can be accepted now.
   bool AcceptConnection();
+  // Why this user may have no connection now. Empty: it may. `scarce`: as set below.
+  std::string WhyRefused(const Tenant& user, bool scarce);
   // Sets `scarce` if it uses the reserve of descriptors.
   UniqueFd AcceptGrpc(bool* scarce);
   // True if there are descriptors for the rest of a connection. Sets `scarce` as above.
@@ -106,11 +111,12 @@ class AcceptLoop {
   UniqueFd wake_;
   std::map<std::uint64_t, Watched> watched_;
   std::uint64_t last_key_ = 0;
-  std::size_t fd_clients_ = 0;
+  std::map<Tenant, std::size_t> fd_clients_;  // only users that have some
   bool ticking_ = false;
   // Out of descriptors: these listeners accept nothing until the next tick.
   std::set<Kind> paused_;
   DescriptorReserve reserve_;
+  ConnectRate rate_;
 
   std::atomic<bool> stopping_{false};
   std::thread thread_;

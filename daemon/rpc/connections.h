@@ -43,6 +43,11 @@ class Connections {
   // daemon has no descriptor left.
   absl::StatusOr<Admitted> Admit(const UniqueFd& accepted, const ClientProcess& process);
   void Remove(std::uint64_t id);
+  // Counts other descriptors of the user, as long as the result exists. RESOURCE_EXHAUSTED: the
+  // user has too many.
+  absl::StatusOr<std::shared_ptr<void>> TakeDescriptors(const Tenant& user, std::size_t count) {
+    return quota_->Take(user, count);
+  }
   // True if the user may have no more connections.
   bool IsFull(const Tenant& user) const;
   // The open connections of a user.

@@ -33,7 +33,6 @@ constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerSession = 128 << 10;
 // Of sessions_ and asking_.
 constexpr int kThreads = 3;
-constexpr int kConnectors = 2;
 // The most that is read from a connection at a time. Messages have as much.
 constexpr int kReadBytes = 64 << 10;
 // A server without a connection is ended after this.
@@ -144,7 +143,7 @@ class UserServers::Server {
 UserServers::UserServers(Environment environment)
     : environment_(std::move(environment)),
       watcher_(kWatchPeriod, [this] { return Watch(); }),
-      connector_(std::make_unique<FairExecutor>(kConnectors)) {}
+      connectors_(std::make_unique<ThreadPerUser>()) {}
 UserServers::~UserServers() = default;
 
 absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const Tenant& user) {
@@ -166,10 +165,11 @@ absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const
 absl::Status UserServers::Connect(Connections::Admitted connection, const Tenant& user) {
   auto server = ServerOf(user);
   if (!server.ok()) return server.status();
-  connector_->Run(user, [this, server = *std::move(server),
-                         connection = std::make_shared<Connections::Admitted>(
-                             std::move(connection))] { HandOver(server, connection.get()); });
-  return absl::OkStatus();
+  return connectors_->Run(
+      user, [this, server = *std::move(server),
+             connection = std::make_shared<Connections::Admitted>(std::move(connection))] {
+        HandOver(server, connection.get());
+      });
 }
 
 void UserServers::HandOver(const std::shared_ptr<Server>& server,
@@ -253,10 +253,10 @@ void UserServers::Stop() {
     MutexLock lock(&mutex_);
     stopped_ = true;
   }
-  connector_ = nullptr;
-  watcher_.Stop();
   auto servers = Servers();
-  for (const auto& server : servers) server->Shutdown();
+  for (const auto& server : servers) server->Shutdown();  // ends hand-overs too
+  connectors_ = nullptr;
+  watcher_.Stop();
   {
     MutexLock lock(&mutex_);
     servers.insert(servers.end(), ending_.begin(), ending_.end());

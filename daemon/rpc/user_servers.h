@@ -23,9 +23,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/executor.h"
-#include "daemon/base/fair_executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
+#include "daemon/base/thread_per_user.h"
 #include "daemon/base/ticker.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/rpc/connections.h"
@@ -59,9 +59,9 @@ class UserServers {
   // Requires Stop().
   ~UserServers();
 
-  // Gives a connection to its user's server, later: gRPC reads what the client has sent within that
-  // call, which may be much. RESOURCE_EXHAUSTED: too many users or threads. INTERNAL: gRPC does not
-  // start a server.
+  // Gives a connection to its user's server, later, on a thread of the user: gRPC reads the
+  // connection within that call for as long as the client sends. RESOURCE_EXHAUSTED: too many users
+  // or threads. INTERNAL: gRPC does not start a server.
   absl::Status Connect(Connections::Admitted connection, const Tenant& user);
   // Cancels the streams that open no session in time. Ends the servers of users that have gone.
   // Returns false if there is no server.
@@ -91,8 +91,8 @@ class UserServers {
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 
   Ticker watcher_;
-  // Runs HandOver(), a user's after the other. Null once stopped.
-  std::unique_ptr<FairExecutor> connector_;
+  // Runs HandOver(). Null once stopped.
+  std::unique_ptr<ThreadPerUser> connectors_;
 };
 
 }  // namespace gradsync::daemon

@@ -41,6 +41,9 @@ bool RunsAs(pid_t pid, uid_t uid) {
   return true;
 }
 
+// True if no process has this pid. False for 0, a process of another PID namespace.
+bool HasVanished(pid_t pid) { return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH; }
+
 }  // namespace
 
 UniqueFd OpenProcess(pid_t pid, uid_t uid) {
@@ -78,6 +81,11 @@ absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read) {
   }
   process.place = PodPlaceOf(process.pid, opened.get(), read);
   if (opened.valid()) process.pidfd = std::make_shared<UniqueFd>(std::move(opened));
+  // A child may still hold the socket. It would be in no pod, because nothing says in which one,
+  // and its end would be seen by nobody.
+  if (process.pidfd != nullptr ? HasEnded(process, /*patience_ms=*/0) : HasVanished(process.pid)) {
+    return ProcessEndedError(process);
+  }
   return process;
 }
 

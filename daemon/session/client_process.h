@@ -33,7 +33,7 @@ struct ClientProcess {
 // The user of the process at the other end. Fails if the kernel does not know the process.
 absl::StatusOr<uid_t> UserOf(int socket);
 // Asks the kernel: SO_PEERCRED, then SO_PEERPIDFD or pidfd_open, then /proc for its pod. Fails if
-// the kernel does not know the process.
+// the kernel does not know the process, or if it has ended.
 absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read = ReadCgroups);
 
 // A pidfd of process `pid`, if it runs as `uid`. Invalid otherwise, or if there is no such process.

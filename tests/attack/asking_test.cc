@@ -87,6 +87,7 @@ void ExpectAnswers(const TestDaemon& daemon) {
 struct Case {
   std::string attack;
   std::vector<std::string> prefix;  // of the daemon's command
+  uid_t users = 1;                  // that attack at the same time
 };
 
 class Asking : public testing::TestWithParam<Case> {};
@@ -101,8 +102,11 @@ TEST_P(Asking, NeverFails) {
   ASSERT_EQ(idle.error, "");
   ExpectAnswers(daemon);
 
-  const Attacker attacker(daemon, GetParam().attack);
-  ASSERT_TRUE(attacker.ready());
+  std::vector<std::unique_ptr<Attacker>> attackers;
+  for (uid_t user = 0; user < GetParam().users; ++user) {
+    attackers.push_back(std::make_unique<Attacker>(daemon, GetParam().attack, kAttacker + user));
+    ASSERT_TRUE(attackers.back()->ready());
+  }
   ExpectAnswers(daemon);
   const StepTimes attacked = job.Run(200);
   EXPECT_EQ(attacked.error, "");
@@ -120,7 +124,8 @@ INSTANTIATE_TEST_SUITE_P(
     Attacks, Asking,
     testing::Values(Case{"reflection_streams", {}}, Case{"zero_window", {}},
                     Case{"stall_and_close", {"/usr/bin/prlimit", "--nofile=1024:1024"}},
-                    Case{"status_flood", {}}, Case{"nothings", {}},
+                    Case{"status_flood", {}}, Case{"nothings", {}, /*users=*/3},
+                    Case{"side_clients", {}, /*users=*/5},
                     Case{"connections", {"/usr/bin/prlimit", "--nofile=1024:1024"}}),
     [](const auto& one) { return one.param.attack; });
 

@@ -158,6 +158,35 @@ void Connections(const Target& target) {
   repeated.join();
 }
 
+// Connects to the side socket as often as it may and asks nothing; again when it is sent away.
+void SideClients(const Target& target) {
+  std::vector<Descriptor> open(64);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, target.side_socket.c_str(), target.side_socket.size() + 1);
+  const auto attack = [&] {
+    for (Descriptor& one : open) {
+      char byte = 0;
+      const bool closed = one.get() < 0 || recv(one.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+      if (!closed) continue;
+      one = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (connect(one.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+        one.Close();
+      }
+    }
+  };
+  attack();
+  Ready();
+  std::thread repeated([&] {
+    while (!stopping) {
+      attack();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
+    }
+  });
+  AwaitStop();
+  repeated.join();
+}
+
 // Asks for the status without a pause, on eight connections.
 void StatusFlood(const Target& target) {
   std::vector<std::thread> threads;
@@ -327,6 +356,7 @@ const std::map<std::string, std::function<void(const Target&)>>& Attacks() {
       {"reflection_streams", ReflectionStreams},
       {"zero_window", ZeroWindow},
       {"connections", Connections},
+      {"side_clients", SideClients},
       {"status_flood", StatusFlood},
       {"nothings", Nothings},
       {"stall_and_close", StallAndClose},

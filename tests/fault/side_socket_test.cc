@@ -3,9 +3,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <cerrno>
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "gtest/gtest.h"
@@ -144,6 +146,40 @@ TEST(GrpcSocket, SurvivesGarbage) {
   }
   ExpectServesOn(daemon);
   open.clear();
+  ExpectServesOn(daemon);
+}
+
+// Whoever reads such a message, or closes the connection with it, also closes the descriptor. That
+// takes as long as the client likes, if it is a TCP socket with SO_LINGER.
+TEST(Sockets, RefuseDescriptors) {
+  constexpr int kPassRights = 83;  // SO_PASSRIGHTS, since Linux 6.16
+  int passes = 0;
+  socklen_t size = sizeof(passes);
+  const Descriptor any(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (getsockopt(any.get(), SOL_SOCKET, kPassRights, &passes, &size) != 0) {
+    GTEST_SKIP() << "this kernel cannot refuse descriptors";
+  }
+  TestDaemon daemon;
+  for (const auto& [path, type] :
+       {std::pair{daemon.socket(), SOCK_STREAM}, std::pair{daemon.side_socket(), SOCK_SEQPACKET}}) {
+    const Descriptor connection = Connect(path, type);
+    char byte = 'x';
+    iovec data{&byte, 1};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* const header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    const int passed = any.get();
+    std::memcpy(CMSG_DATA(header), &passed, sizeof(passed));
+    EXPECT_EQ(sendmsg(connection.get(), &message, MSG_NOSIGNAL), -1) << path;
+    EXPECT_EQ(errno, EPERM) << path;
+  }
   ExpectServesOn(daemon);
 }
 

@@ -95,6 +95,14 @@ TEST(ClientProcessTest, EndIsKnownAfterThePidIsReused) {
   EXPECT_NE(why.message().find("pid " + std::to_string(pid)), std::string::npos) << why;
 }
 
+// Its children may hold the socket. They would be in no pod, and nobody would see them end.
+TEST(ClientProcessTest, FailsForAProcessThatHasEnded) {
+  Child child;
+  child.Kill();
+  const auto process = ClientOf(child.socket());
+  EXPECT_EQ(process.status().code(), absl::StatusCode::kAborted) << process.status();
+}
+
 TEST(ClientProcessTest, EndIsUnknownWithoutAPidfd) {
   ClientProcess process;
   EXPECT_FALSE(HasEnded(process, /*patience_ms=*/0));

@@ -1,0 +1,51 @@
+// Runs work that lasts as long as a user likes, on a thread of that user alone.
+
+#ifndef DAEMON_BASE_THREAD_PER_USER_H_
+#define DAEMON_BASE_THREAD_PER_USER_H_
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <map>
+
+#include "absl/status/status.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
+
+namespace gradsync::daemon {
+
+// A user's thread begins with the user's first work, and ends when it has had none for a while. So
+// a user whose work never ends delays only that user's other work. FairExecutor has a fixed number
+// of threads instead: it is for work that ends.
+//
+// Thread-safe. The destructor waits for all work.
+class ThreadPerUser {
+ public:
+  explicit ThreadPerUser(std::chrono::milliseconds idle = std::chrono::seconds(1)) : idle_(idle) {}
+  ThreadPerUser(const ThreadPerUser&) = delete;
+  ThreadPerUser& operator=(const ThreadPerUser&) = delete;
+  ~ThreadPerUser();
+
+  // Runs `work` later, after the user's earlier work. RESOURCE_EXHAUSTED: the user has no thread
+  // now, and the daemon may start none. Then `work` never runs.
+  absl::Status Run(const Tenant& user, std::function<void()> work);
+
+ private:
+  struct Queue {
+    std::deque<std::function<void()>> work;
+    CondVar changed;
+  };
+  // Body of a user's thread.
+  void Serve(const Tenant& user);
+
+  const std::chrono::milliseconds idle_;
+  Mutex mutex_;
+  CondVar none_;  // no thread runs
+  // The users that have a thread, with what it has not begun.
+  std::map<Tenant, Queue> users_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_BASE_THREAD_PER_USER_H_
