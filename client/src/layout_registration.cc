@@ -168,6 +168,10 @@ absl::StatusOr<std::unique_ptr<Layout>> MapAndAwait(const std::shared_ptr<Connec
   auto semaphores = MappedMemory::Map(descriptors->back().get(),
                                       SemaphoreBytes(plan->buckets.size()), "semaphores");
   if (!semaphores.ok()) return semaphores.status();
+  if (context == nullptr) {
+    absl::Status status = (*semaphores)->PopulateAndSeal(descriptors->back().get());
+    if (!status.ok()) return status;
+  }
   const int arena = descriptors->front().get();
   auto memory = context == nullptr ? MapHostLayout(arena, plan->arena_bytes)
                                    : MapDeviceLayout(context, *plan, arena, *semaphores);

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <utility>
@@ -12,7 +11,6 @@
 namespace gradsync::daemon {
 namespace {
 
-constexpr std::size_t kBlockBytes = 512;  // unit of st_blocks, whatever the file system
 // The kernel holds the lock of the process's mappings for as long as a call lasts. Other threads
 // then wait as soon as the allocator asks the kernel for memory. A piece takes less than 1 ms.
 constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
@@ -46,22 +44,9 @@ HostArena::~HostArena() {
            [](std::byte* piece, std::size_t size) { return munmap(piece, size) == 0; });
 }
 
-absl::Status HostArena::CheckPopulated() const {
-  struct stat file;
-  if (fstat(fd(), &file) != 0) return absl::ErrnoToStatus(errno, "fstat of an arena");
-  const std::size_t populated = static_cast<std::size_t>(file.st_blocks) * kBlockBytes;
-  if (populated >= bytes()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("the memory is not populated: ", populated,
-                                                    " of ", bytes(), " bytes are allocated"));
-}
-
 absl::Status HostArena::Accept(Faults faults) {
   if (data_ != nullptr) return absl::FailedPreconditionError("the arena is in use already");
-  // The daemon does not seal: F_ADD_SEALS waits for a lock that the trainer can hold.
-  if (!memory_.PagesAreSealed()) {
-    return absl::FailedPreconditionError("the pages of the memory are not sealed");
-  }
-  if (absl::Status populated = CheckPopulated(); !populated.ok()) return populated;
+  if (absl::Status checked = memory_.CheckPopulatedAndSealed(); !checked.ok()) return checked;
   // EINVAL means a kernel before 5.14. The arena works without this call, but the first step is
   // slower.
   const auto populate = [](std::byte* piece, std::size_t size) {

@@ -52,7 +52,6 @@ class HostArena {
 
  private:
   HostArena(SealedMemory memory, std::byte* address);
-  absl::Status CheckPopulated() const;
 
   const SealedMemory memory_;
   std::byte* const address_;

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,7 @@ namespace {
 
 // memfd_create(2): the name is at most 249 bytes without its terminating null byte.
 constexpr std::size_t kMaxNameBytes = 249;
+constexpr std::size_t kBlockBytes = 512;  // unit of st_blocks, whatever the file system
 
 absl::StatusOr<std::size_t> RoundUpToPages(std::size_t bytes) {
   const std::size_t page = bytes > SealedMemory::kHugePage
@@ -72,6 +74,19 @@ bool SealedMemory::PagesAreSealed() const {
   constexpr int kWanted = F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
   const int seals = fcntl(fd_, F_GET_SEALS);
   return seals >= 0 && (seals & kWanted) == kWanted;
+}
+
+absl::Status SealedMemory::CheckPopulatedAndSealed() const {
+  // The daemon does not seal: F_ADD_SEALS waits for a lock that the trainer can hold.
+  if (!PagesAreSealed()) {
+    return absl::FailedPreconditionError("the pages of the memory are not sealed");
+  }
+  struct stat file;
+  if (fstat(fd_, &file) != 0) return absl::ErrnoToStatus(errno, "fstat of shared memory");
+  const std::size_t populated = static_cast<std::size_t>(file.st_blocks) * kBlockBytes;
+  if (populated >= bytes_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("the memory is not populated: ", populated,
+                                                    " of ", bytes_, " bytes are allocated"));
 }
 
 absl::StatusOr<std::byte*> SealedMemory::Map(Populate populate) const {

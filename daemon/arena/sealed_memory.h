@@ -35,6 +35,10 @@ class SealedMemory {
   // True: nobody can free a page any more, map the memory writable or add a seal. Mappings that
   // exist stay writable. Source of the rule: fcntl(2), F_SEAL_FUTURE_WRITE (Linux 5.1).
   bool PagesAreSealed() const;
+  // OK if a holder has populated every page and then sealed the pages, so that nobody can free one
+  // and no process that maps them ever allocates one. FAILED_PRECONDITION otherwise. Takes no lock
+  // that a holder can hold.
+  absl::Status CheckPopulatedAndSealed() const;
 
   enum class Populate : unsigned char { kNo, kYes };
   // Maps all of it, readable and writable. The caller unmaps it. RESOURCE_EXHAUSTED MEMORY: the

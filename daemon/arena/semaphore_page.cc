@@ -26,7 +26,8 @@ void WakeAll(std::atomic<std::uint64_t>* word) {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<SemaphorePage>> SemaphorePage::Create(std::size_t buckets) {
+absl::StatusOr<std::shared_ptr<SemaphorePage>> SemaphorePage::Create(std::size_t buckets,
+                                                                     Pages pages) {
   if (buckets > (std::numeric_limits<std::size_t>::max() - sizeof(SemaphorePageHeader)) /
                     sizeof(BucketSemaphore)) {
     return absl::InvalidArgumentError(absl::StrCat(buckets, " buckets are too many"));
@@ -34,8 +35,9 @@ absl::StatusOr<std::shared_ptr<SemaphorePage>> SemaphorePage::Create(std::size_t
   absl::StatusOr<SealedMemory> memory =
       SealedMemory::Create("gradsync-semaphores", SemaphoreBytes(buckets));
   if (!memory.ok()) return memory.status();
-  // Populates the pages here: the daemon writes these few pages, unlike those of an arena.
-  const absl::StatusOr<std::byte*> address = memory->Map(SealedMemory::Populate::kYes);
+  // Maps them now, because nobody can map them writable once the trainer has sealed them.
+  const absl::StatusOr<std::byte*> address = memory->Map(
+      pages == Pages::kOfDaemon ? SealedMemory::Populate::kYes : SealedMemory::Populate::kNo);
   if (!address.ok()) return address.status();
   return std::shared_ptr<SemaphorePage>(new SemaphorePage(*std::move(memory), buckets, *address));
 }
@@ -44,6 +46,16 @@ SemaphorePage::SemaphorePage(SealedMemory memory, std::size_t buckets, void* add
     : memory_(std::move(memory)), buckets_(buckets), address_(address) {}
 
 SemaphorePage::~SemaphorePage() { munmap(address_, bytes()); }
+
+absl::Status SemaphorePage::Accept() {
+  if (absl::Status checked = memory_.CheckPopulatedAndSealed(); !checked.ok()) return checked;
+  // EINVAL means a kernel before 5.14: then the first signals fault.
+  if (madvise(address_, bytes(), MADV_POPULATE_WRITE) == 0 || errno == EINVAL) {
+    return absl::OkStatus();
+  }
+  return absl::ErrnoToStatus(
+      errno, absl::StrCat("populating the mapping of ", bytes(), " bytes of semaphores"));
+}
 
 void SemaphorePage::SignalDone(std::size_t bucket, std::uint64_t step) {
   if (closed_.load(std::memory_order_relaxed)) return;

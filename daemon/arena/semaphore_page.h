@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/arena/sealed_memory.h"
 #include "proto/gradsync/shared_memory.h"
@@ -19,16 +20,29 @@ namespace gradsync::daemon {
 // word that it reads back, because the trainer can write all of them. For a void step, call
 // DeclareVoid first, then SignalDone for every bucket that has not signalled the step yet.
 //
-// Thread-safe; each word has one writer at a time. Owns the memory's descriptor and the daemon's
-// mapping. They belong to one incarnation of a session and are never reused for another.
+// Thread-safe, except Accept(), which must return before other threads signal; each word has one
+// writer at a time. Owns the memory's descriptor and the daemon's mapping. They belong to one
+// incarnation of a session and are never reused for another. The memory itself lives until the
+// trainer has unmapped it, too.
 class SemaphorePage {
  public:
-  // All words are 0, mapped and present, so a signal never faults. `buckets` may be 0. Errors are
-  // those of SealedMemory::Create and of mmap.
-  static absl::StatusOr<std::shared_ptr<SemaphorePage>> Create(std::size_t buckets);
+  // Who allocates the pages, and is charged for them as long as anybody maps them.
+  enum class Pages : std::uint8_t {
+    kOfTrainer,  // as those of a HostArena: the trainer populates and seals them before Accept()
+    kOfDaemon,   // for a GPU: the driver needs them before the trainer has them
+  };
+  // All words are 0. `buckets` may be 0. With kOfTrainer touches no page. Errors are those of
+  // SealedMemory::Create and of mmap.
+  static absl::StatusOr<std::shared_ptr<SemaphorePage>> Create(std::size_t buckets,
+                                                               Pages pages = Pages::kOfDaemon);
   ~SemaphorePage();
   SemaphorePage(const SemaphorePage&) = delete;
   SemaphorePage& operator=(const SemaphorePage&) = delete;
+
+  // With kOfTrainer, called once, before the first signal: makes every page present, so that a
+  // signal never faults. FAILED_PRECONDITION: the trainer has not populated and sealed the pages.
+  // Otherwise an error of the kernel.
+  absl::Status Accept();
 
   // For passing to the trainer. The page keeps ownership.
   int fd() const { return memory_.fd(); }

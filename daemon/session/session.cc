@@ -161,7 +161,9 @@ absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const Place&
     if (!taken.ok()) return taken.status();
     descriptors = *std::move(taken);
   }
-  auto semaphores = SemaphorePage::Create(plan.buckets.size());
+  auto semaphores = SemaphorePage::Create(
+      plan.buckets.size(),
+      place.device.empty() ? SemaphorePage::Pages::kOfTrainer : SemaphorePage::Pages::kOfDaemon);
   if (!semaphores.ok()) return semaphores.status();
   auto layout = std::make_shared<Layout>();
   layout->memory.semaphores = *std::move(semaphores);
@@ -216,6 +218,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
     }
     const std::shared_ptr<HostArena>& arena = layout->memory.arena;
     absl::Status status = arena->Accept();
+    if (status.ok()) status = layout->memory.semaphores->Accept();
     if (status.code() == absl::StatusCode::kFailedPrecondition) {
       status = MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
                          absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ",

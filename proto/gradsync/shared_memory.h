@@ -13,6 +13,9 @@
 //               bucket.
 //   staging     one per session: Broadcast and the small all-reduce move tensors through it.
 //
+// In host memory the trainer populates and seals arena and semaphores before ArenaMapped, and
+// staging before its first use. So their pages are charged to the trainer.
+//
 // On a GPU the arena is device memory instead (LayoutAssigned.memory). Both sides register the
 // semaphores with the CUDA driver, so that their streams write the words and wait for them.
 //

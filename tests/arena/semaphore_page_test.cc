@@ -6,6 +6,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -47,6 +48,12 @@ class TrainerView {
   const std::size_t bytes_;
   void* const address_;
 };
+
+std::size_t AllocatedBytes(const SemaphorePage& page) {
+  struct stat file;
+  EXPECT_EQ(fstat(page.fd(), &file), 0);
+  return static_cast<std::size_t>(file.st_blocks) * 512;
+}
 
 // Sleeps on the word until it releases `step`; false after ten seconds. Async-signal-safe, because
 // a forked child calls it.
@@ -95,6 +102,31 @@ TEST(SemaphorePageTest, DescriptorIsSealedAndClosedOnExec) {
   constexpr int kNeverExecutable = 0x20;  // F_SEAL_EXEC, which Linux 6.3 adds
   EXPECT_EQ(fcntl(page->fd(), F_GET_SEALS) & ~kNeverExecutable, F_SEAL_SHRINK | F_SEAL_GROW);
   EXPECT_EQ(fcntl(page->fd(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+}
+
+TEST(SemaphorePageTest, TrainerAllocatesItsPages) {
+  const auto page = SemaphorePage::Create(100, SemaphorePage::Pages::kOfTrainer);
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(AllocatedBytes(**page), 0u);
+  {
+    TrainerView trainer(**page);
+    trainer.header()->void_step = 0;  // populates the first page
+  }
+  ASSERT_EQ(fcntl((*page)->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+  EXPECT_EQ((*page)->Accept().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(AllocatedBytes(**page), kPage);
+
+  const auto whole = SemaphorePage::Create(100, SemaphorePage::Pages::kOfTrainer);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  TrainerView trainer(**whole);
+  trainer.header()->void_step = 0;
+  trainer.bucket(99)->done = 0;
+  EXPECT_EQ((*whole)->Accept().code(), absl::StatusCode::kFailedPrecondition) << "not sealed";
+  ASSERT_EQ(fcntl((*whole)->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+  const absl::Status accepted = (*whole)->Accept();
+  EXPECT_TRUE(accepted.ok()) << accepted;
+  (*whole)->SignalDone(99, 1);
+  EXPECT_EQ(trainer.bucket(99)->done, 1u);
 }
 
 TEST(SemaphorePageTest, WordsBeginAtZeroAndDoNotOverlap) {

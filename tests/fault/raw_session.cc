@@ -206,7 +206,7 @@ std::shared_ptr<RawMemory> RawSession::Map(const v1::LayoutAssigned& assigned,
   semaphores_ = std::make_shared<RawMemory>(
       std::move(answer.descriptors[1]),
       SemaphoreBytes(static_cast<std::size_t>(assigned.buckets_size())));
-  if (populate && !arena->Populate()) return nullptr;
+  if (populate && !(arena->Populate() && semaphores_->Populate())) return nullptr;
   return arena;
 }
 

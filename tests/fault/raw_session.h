@@ -89,7 +89,8 @@ class RawSession {
   static v1::SessionRequest LayoutRequest(std::size_t buckets, std::uint64_t count,
                                           const std::string& name = "default");
   std::optional<v1::LayoutAssigned> Register(const v1::SessionRequest& request);
-  // Claims and maps the arena. `populate`: touches all its pages too. Null on failure.
+  // Claims and maps arena and semaphores. `populate`: touches all their pages, and seals them, too.
+  // Null on failure.
   std::shared_ptr<RawMemory> Map(const v1::LayoutAssigned& assigned, const std::string& side_socket,
                                  bool populate = true);
   // The semaphores of the last Map().

@@ -23,12 +23,12 @@ JobEnvironment Environment(const Clock* clock, Reducer* reducer, UserExecutor* e
 
 }  // namespace
 
-void Populate(const HostArena& arena, std::size_t bytes) {
-  void* const address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena.fd(), 0);
+void Populate(int memfd, std::size_t bytes) {
+  void* const address = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
   ASSERT_NE(address, MAP_FAILED);
   std::memset(address, 0, bytes);
   munmap(address, bytes);
-  ASSERT_EQ(fcntl(arena.fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+  ASSERT_EQ(fcntl(memfd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
 }
 
 SessionFixture::SessionFixture(const SessionPolicy& policy)

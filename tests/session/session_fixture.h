@@ -15,7 +15,9 @@
 #include "absl/strings/string_view.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/arena/host_arena.h"
+#include "daemon/arena/semaphore_page.h"
 #include "daemon/job/job_table.h"
+#include "daemon/session/session.h"
 #include "daemon/session/session_table.h"
 #include "tests/job/held_reducer.h"
 #include "tests/job/manual_executor.h"
@@ -24,9 +26,15 @@
 
 namespace gradsync::daemon {
 
-// Populates and seals an arena, as a trainer does. With fewer bytes, as a faulty one does.
-void Populate(const HostArena& arena, std::size_t bytes);
+// Populates and seals memory, as a trainer does. With fewer bytes, as a faulty one does.
+void Populate(int memfd, std::size_t bytes);
+inline void Populate(const HostArena& arena, std::size_t bytes) { Populate(arena.fd(), bytes); }
 inline void Populate(const HostArena& arena) { Populate(arena, arena.bytes()); }
+inline void Populate(const SemaphorePage& page) { Populate(page.fd(), page.bytes()); }
+inline void Populate(const Session::LayoutMemory& layout) {
+  Populate(*layout.arena);
+  Populate(*layout.semaphores);
+}
 
 class SessionFixture : public testing::Test {
  protected:

@@ -309,7 +309,7 @@ TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
                                    {{registration.memory.arena, registration.memory.arena->fd()}})
                             .ok());
           },
-          [&] { Populate(*registration.memory.arena); },
+          [&] { Populate(registration.memory); },
           [&] { ASSERT_TRUE(ended->ArenaMapped(registration.channel).ok()); },
           [&] { executor_.RunAll(); },
           [&] {
@@ -398,7 +398,7 @@ class HeldSessionTest : public SessionTableTest {
     std::vector<Session::Registration> layouts;
     for (const Opened& one : opened_) layouts.push_back(Register(one, Layout(1024)));
     for (const std::uint32_t rank : {0u, 1u}) {
-      Populate(*layouts[rank].memory.arena, layouts[rank].plan.arena_bytes);
+      Populate(layouts[rank].memory);
       ASSERT_TRUE(opened_[rank]->ArenaMapped(layouts[rank].channel).ok());
     }
     executor_.RunAll();

@@ -22,7 +22,7 @@ class SessionTest : public SessionFixture {
   // A session alone in its job with a populated, mapped and ready layout of two pages.
   Session::Registration Ready(const Opened& opened) {
     Session::Registration registration = Register(opened, Layout(2048));
-    Populate(*registration.memory.arena);
+    Populate(registration.memory);
     EXPECT_TRUE(opened->ArenaMapped(registration.channel).ok());
     executor_.RunAll();
     EXPECT_EQ(opened.sink->Of<LayoutReadyMessage>().size(), 1u);
@@ -51,6 +51,25 @@ TEST_F(SessionTest, UnpopulatedArenaEndsTheSession) {
   EXPECT_EQ(registration.memory.arena->data(), nullptr);
 }
 
+// Otherwise the daemon would pay for pages that a trainer can keep after it has released the
+// layout.
+TEST_F(SessionTest, UnpopulatedSemaphoresEndTheSession) {
+  const Opened careless = Open(0, 1);
+  LayoutRequest request = Layout(1);
+  request.spec.explicit_buckets.resize(100, {DataType::kFloat32, 1});
+  const auto registration = Register(careless, request);
+  Populate(*registration.memory.arena);
+  Populate(registration.memory.semaphores->fd(), 4096);
+  ASSERT_TRUE(careless->ArenaMapped(registration.channel).ok());
+  executor_.RunAll();
+  ExpectError(careless.end(), kPrecondition, "ARENA_NOT_POPULATED",
+              {"rank 0 sent ArenaMapped for channel 1", "4096 of 8192 bytes"});
+  // The daemon has not allocated the missing page.
+  struct stat file;
+  ASSERT_EQ(fstat(registration.memory.semaphores->fd(), &file), 0);
+  EXPECT_EQ(file.st_blocks * 512, 4096);
+}
+
 TEST_F(SessionTest, PopulatedArenaIsMapped) {
   const Opened a = Open(0);
   const Opened b = Open(1);
@@ -58,7 +77,7 @@ TEST_F(SessionTest, PopulatedArenaIsMapped) {
     const auto registration = Register(*opened, Layout(10));
     EXPECT_EQ(registration.memory.arena->bytes(), 4096u);
     EXPECT_EQ(registration.memory.semaphores->buckets(), 1u);
-    Populate(*registration.memory.arena);
+    Populate(registration.memory);
     ASSERT_TRUE((*opened)->ArenaMapped(registration.channel).ok());
     executor_.RunAll();
     EXPECT_NE(registration.memory.arena->data(), nullptr);
@@ -91,7 +110,7 @@ TEST_F(SessionTest, MappingMayEndAfterLeave) {
   const Opened leaving = Open(0);
   const Opened other = Open(1);
   const auto registration = Register(leaving, Layout(10));
-  Populate(*registration.memory.arena);
+  Populate(registration.memory);
   ASSERT_TRUE(leaving->ArenaMapped(registration.channel).ok());
   ASSERT_TRUE(leaving.job().Leave(leaving->identity().session(), /*exit=*/false).ok());
   executor_.RunAll();
@@ -167,7 +186,7 @@ TEST_F(SessionTest, ReplacedLayoutFreesItsMemory) {
     LayoutRequest request = Layout(2048);
     request.replaces = channel;
     const auto next = Register(opened, request);
-    Populate(*next.memory.arena);
+    Populate(next.memory);
     ASSERT_TRUE(opened->ArenaMapped(next.channel).ok());
     executor_.RunAll();
     ASSERT_EQ(opened.sink->Take().size(), 1u);
@@ -188,7 +207,7 @@ TEST_F(SessionTest, ReleasedLayoutGivesBackItsPlaceItsMemoryAndItsName) {
   const LayoutRequest large = Layout(kQuotaBytes / 4 * 3 / sizeof(float));
   for (int i = 0; i < 100; ++i) {
     const auto registration = Register(opened, large);
-    Populate(*registration.memory.arena);
+    Populate(registration.memory);
     ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());
     executor_.RunAll();
     ASSERT_EQ(opened.sink->Take().size(), 1u);
