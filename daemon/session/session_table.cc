@@ -176,14 +176,35 @@ absl::StatusOr<Nonce> SessionTable::Offer(const Session& session,
         absl::StrCat("the session of rank ", identity.rank, " has ended: it is given no memory"),
         {{field::kRank, identity.rank}});
   }
+  DropUselessOffersLocked(identity.incarnation);
+  nonces_[identity.incarnation].push_back(nonce);
   Offered& offered = offers_[nonce];
-  offered = {identity.incarnation,
-             identity.process.uid,
-             identity.process.pid,
-             clock_->NowNs() + kNonceLifeNs,
-             {}};
+  offered = {identity.process.uid, identity.process.pid, clock_->NowNs() + kNonceLifeNs, {}};
   for (const Descriptor& one : descriptors) offered.descriptors.emplace_back(one.owner, one.fd);
   return nonce;
+}
+
+void SessionTable::DropUselessOffersLocked(std::uint64_t incarnation) {
+  const auto found = nonces_.find(incarnation);
+  if (found == nonces_.end()) return;
+  const std::uint64_t now_ns = clock_->NowNs();
+  const auto is_useless = [this, now_ns](const Nonce& nonce) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const auto offer = offers_.find(nonce);
+    if (offer == offers_.end()) return true;
+    const auto& descriptors = offer->second.descriptors;
+    const bool freed = std::any_of(descriptors.begin(), descriptors.end(),
+                                   [](const auto& one) { return one.first.expired(); });
+    if (!freed && now_ns <= offer->second.expires_ns) return false;
+    offers_.erase(offer);
+    return true;
+  };
+  std::vector<Nonce>& nonces = found->second;
+  nonces.erase(std::remove_if(nonces.begin(), nonces.end(), is_useless), nonces.end());
+}
+
+std::size_t SessionTable::offers() const {
+  MutexLock lock(&mutex_);
+  return offers_.size();
 }
 
 absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(
@@ -221,8 +242,9 @@ void SessionTable::End(std::shared_ptr<Session> session, const absl::Status& why
       if (lost) ++lost_;
       const Tenant user = identity.process.tenant();
       if (--per_user_[user] == 0) per_user_.erase(user);
-      for (auto it = offers_.begin(); it != offers_.end();) {
-        it = it->second.incarnation == identity.incarnation ? offers_.erase(it) : std::next(it);
+      if (const auto nonces = nonces_.find(identity.incarnation); nonces != nonces_.end()) {
+        for (const Nonce& nonce : nonces->second) offers_.erase(nonce);
+        nonces_.erase(nonces);
       }
     }
   }
@@ -313,10 +335,6 @@ void SessionTable::Tick() {
     if (fence_ && session->on_gpu()) fence_(session->identity().process);
   }
   jobs_->Tick();
-  MutexLock lock(&mutex_);
-  for (auto it = offers_.begin(); it != offers_.end();) {
-    it = now_ns > it->second.expires_ns ? offers_.erase(it) : std::next(it);
-  }
 }
 
 void SessionTable::WorkerLost(const WorkerKey& key, const absl::Status& why) {

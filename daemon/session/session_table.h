@@ -96,6 +96,9 @@ class SessionTable {
   // NOT_FOUND: the nonce is unknown, used or expired, or its memory was freed. PERMISSION_DENIED:
   // it belongs to another process.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const ClientProcess& process);
+  // How many nonces the table keeps: at most as many for each session as it had memory when it was
+  // offered memory for the last time.
+  std::size_t offers() const;
 
   // Ends the session: its stream or its process has ended. Takes the caller's reference, so that
   // the executor drops the last one and frees the memory.
@@ -122,7 +125,6 @@ class SessionTable {
 
  private:
   struct Offered {
-    std::uint64_t incarnation = 0;
     uid_t uid = 0;
     pid_t pid = 0;
     std::uint64_t expires_ns = 0;
@@ -155,6 +157,8 @@ class SessionTable {
   void EndIfDead(const JoinRequest& join);
   // Adds the session, or gives its quota back if it did not open.
   void Note(const ClientProcess& process, const absl::StatusOr<std::shared_ptr<Session>>& session);
+  // Forgets the session's nonces that are of no use any more.
+  void DropUselessOffersLocked(std::uint64_t incarnation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const SessionPolicy policy_;
   JobTable* const jobs_;
@@ -171,6 +175,9 @@ class SessionTable {
   std::map<std::uint64_t, Closed> closed_ ABSL_GUARDED_BY(mutex_);  // of sessions_
   std::map<Tenant, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
   std::map<Nonce, Offered> offers_ ABSL_GUARDED_BY(mutex_);
+  // The nonces of each session of sessions_, by incarnation. Those that are not in offers_ any more
+  // were claimed.
+  std::map<std::uint64_t, std::vector<Nonce>> nonces_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t opened_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;

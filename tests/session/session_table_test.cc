@@ -73,6 +73,32 @@ TEST_F(SessionTableTest, NonceDoesNotKeepMemory) {
               absl::StatusCode::kNotFound, "", {"has been freed"});
 }
 
+// A session can be offered memory again and again, and each agreement may fail.
+TEST_F(SessionTableTest, OffersOfFreedMemoryAreForgotten) {
+  const Opened opened = Open(0);
+  const Opened other = Open(1);
+  const Nonce kept = Offer(other);
+  for (int i = 0; i < 1000; ++i) {
+    const auto memory = std::make_shared<int>();
+    ASSERT_TRUE(sessions_.Offer(**opened.session, {{memory, 0}}).ok());
+    EXPECT_LE(sessions_.offers(), 2u);
+  }
+  Offer(opened);
+  EXPECT_EQ(sessions_.offers(), 2u);
+  EXPECT_TRUE(sessions_.Claim(kept, Client()).ok());
+}
+
+TEST_F(SessionTableTest, ExpiredOffersAreForgotten) {
+  const Opened opened = Open(0);
+  for (int i = 0; i < 10; ++i) {
+    Offer(opened);
+    clock_.Advance(61 * kSecondNs);
+  }
+  EXPECT_EQ(sessions_.offers(), 1u);
+  End(opened);
+  EXPECT_EQ(sessions_.offers(), 0u);
+}
+
 TEST_F(SessionTableTest, NonceIsRefusedToAnotherProcessOrUser) {
   const Opened opened = Open(0);
   const Nonce nonce = Offer(opened);
