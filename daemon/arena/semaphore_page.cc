@@ -59,9 +59,13 @@ absl::Status SemaphorePage::Accept() {
 
 void SemaphorePage::SignalDone(std::size_t bucket, std::uint64_t step) {
   if (closed_.load(std::memory_order_relaxed)) return;
-  std::atomic<std::uint64_t>* const done = &Bucket(bucket)->done;
-  done->store(step, std::memory_order_release);
-  WakeAll(done);
+  SetDone(bucket, step);
+  WakeDone(bucket);
+}
+
+void SemaphorePage::SetDone(std::size_t bucket, std::uint64_t step) {
+  if (closed_.load(std::memory_order_relaxed)) return;
+  Bucket(bucket)->done.store(step, std::memory_order_release);
 }
 
 void SemaphorePage::WakeDone(std::size_t bucket) { WakeAll(&Bucket(bucket)->done); }

@@ -55,15 +55,15 @@ class SemaphorePage {
   // process. Takes 1 microsecond if there is none.
   void SignalDone(std::size_t bucket, std::uint64_t step);
 
-  // Wakes every waiter of a bucket whose done word a GPU has written.
+  // The two parts of SignalDone. A GPU writes the done word itself.
+  void SetDone(std::size_t bucket, std::uint64_t step);
   void WakeDone(std::size_t bucket);
 
   // Marks `step` as void. Wakes nobody.
   void DeclareVoid(std::uint64_t step);
 
-  // The trainer's session is lost. Calls of SignalDone and DeclareVoid that begin after this write
-  // nothing. A trainer that was only stopped may go on, and must not mistake a later result for its
-  // own.
+  // The trainer's session is lost. Calls that begin after this write nothing. A trainer that was
+  // only stopped may go on, and must not mistake a later result for its own.
   void Close() { closed_.store(true, std::memory_order_relaxed); }
 
   // True if the trainer's GPU has marked `bucket` ready for `step`. The trainer can forge this: use

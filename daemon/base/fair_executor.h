@@ -19,8 +19,9 @@ namespace gradsync::daemon {
 // a user's long work holds one of them, and the other serves the other users. Users that wait take
 // turns, one piece each.
 //
-// Its users bound the queues: each session queues at most one mapping per layout, one copy per
-// bucket and one teardown. Thread-safe. The destructor runs everything that is queued.
+// Its users bound the queues and the pieces: each session queues at most one mapping per layout,
+// the pieces of one copy per bucket, those that end one void step per layout, and one teardown.
+// Thread-safe. The destructor runs everything that is queued.
 class FairExecutor final : public UserExecutor {
  public:
   explicit FairExecutor(int threads);

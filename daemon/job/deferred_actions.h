@@ -23,7 +23,7 @@ struct DeferredActions {
   absl::InlinedVector<ReduceOperation*, 8> reductions;
   std::vector<GivenUpStep> given_up;
   absl::InlinedVector<std::shared_ptr<SessionSink>, 8> flushes;
-  absl::InlinedVector<std::function<void()>, 1> copies;  // for the executor
+  absl::InlinedVector<std::function<void()>, 1> work;  // for the executor, in this order
   // Memory that the job no longer uses. The executor drops the last reference, because unmapping
   // takes milliseconds.
   std::vector<std::shared_ptr<void>> releases;

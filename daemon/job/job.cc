@@ -12,7 +12,8 @@ namespace gradsync::daemon {
 namespace {
 
 // Buckets times ranks. Up to this many, the reduce thread itself sends the messages about a bucket
-// or a step that is done, which takes it less than half a millisecond. Beyond, the executor does.
+// or a step that is done, which takes it less than half a millisecond. Beyond, the executor does,
+// in a turn for each rank.
 constexpr std::size_t kToldAtOnce = 4096;
 
 // Each job has its own share of the reduce threads. Any number that is unique among live jobs
@@ -41,12 +42,12 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     const Tenant user = job_->identity_.payer();
     job_->mutex_.Unlock();
     // Wakes the waiters first: the reductions could take their cores.
-    if (flush_later_) {
-      job_->environment_.executor->Run(user, [flushes = std::move(actions_.flushes)] {
-        for (const auto& sink : flushes) sink->Flush();
-      });
-    } else {
-      for (const auto& sink : actions_.flushes) sink->Flush();
+    for (auto& sink : actions_.flushes) {
+      if (flush_later_) {
+        job_->environment_.executor->Run(user, [sink = std::move(sink)] { sink->Flush(); });
+      } else {
+        sink->Flush();
+      }
     }
     job_->Reduce(actions_.reductions, node_group);
     for (const GivenUpStep& step : actions_.given_up) {
@@ -56,7 +57,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     for (const std::string& text : actions_.late) {
       if (job_->environment_.log_late) job_->environment_.log_late(job_->job_id(), text);
     }
-    for (auto& copy : actions_.copies) job_->environment_.executor->Run(user, std::move(copy));
+    for (auto& work : actions_.work) job_->environment_.executor->Run(user, std::move(work));
     if (!actions_.releases.empty()) {
       job_->environment_.executor->Run(user, [released = std::move(actions_.releases)] {});
     }
@@ -128,6 +129,14 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
             const auto self = shared_from_this();
             Transaction transaction(this);
             FailLocked(layout->Copied(copy, environment_.clock->NowNs(), transaction.actions()));
+            MaybeEnd(transaction.actions());
+          },
+          [this](LayoutChannel* layout) {
+            const auto self = shared_from_this();
+            Transaction transaction(this);
+            // Each rank's messages have a turn of their own.
+            transaction.FlushLater();
+            layout->Signalled(environment_.clock->NowNs(), transaction.actions());
             MaybeEnd(transaction.actions());
           }),
       operations_(
@@ -452,7 +461,7 @@ void Job::MaybeResume(DeferredActions* actions) {
   const LeaveDoneMessage done{members_.stayed().back(), operations_.next_sequence(),
                               layouts_.NextSteps()};
   for (const std::uint32_t rank : members_.Resume()) {
-    layouts_.RankResumed(rank);
+    layouts_.RankResumed(rank, actions);
     operations_.RankResumed(rank);
     members_.Send(rank, done, actions);
   }

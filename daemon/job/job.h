@@ -70,7 +70,7 @@ struct JobIdentity {
 struct JobEnvironment {
   const Clock* clock = nullptr;
   Reducer* reducer = nullptr;
-  UserExecutor* executor = nullptr;  // copies memory; never runs work inline
+  UserExecutor* executor = nullptr;  // copies memory, ends void steps; never runs work inline
   std::size_t max_buckets_per_layout = 4096;
   ArenaQuota* memory = nullptr;    // charged for what jobs keep; null: nothing is charged
   std::string node_name;           // for jobs with ranks on other nodes

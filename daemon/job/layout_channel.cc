@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/job/pieces.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -16,6 +16,12 @@ using Phase = RunningStep::Phase;
 // job, may release its layouts first: then its end says more.
 constexpr std::uint64_t kReleasePatienceNs = 5'000'000'000;
 constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
+// Buckets times ranks of a void step. Up to this many done words are written at once, in 30
+// microseconds or less: other users wait for the thread that makes a step void, a reduce thread, a
+// gRPC thread or the one that looks at deadlines.
+constexpr std::size_t kSignalledAtOnce = 32;
+// Done words that one turn of the executor writes: a millisecond at most unless many threads wait.
+constexpr std::size_t kSignalsPerTurn = 1024;
 // A snapshot for status, with the names and the most frequent stragglers.
 constexpr std::uint64_t kSnapshotBytes = 2048;
 
@@ -29,11 +35,13 @@ bool Equal(const GradientStats& a, const GradientStats& b) {
 
 LayoutChannel::LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                              std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
-                             Membership* members, OnReduced reduced, OnCopied copied)
+                             Membership* members, OnReduced reduced, OnCopied copied,
+                             OnSignalled signalled)
     : plan_(std::move(plan)),
       terms_(terms),
       members_(members),
       copied_(std::move(copied)),
+      signalled_(std::move(signalled)),
       agreement_(channel, std::move(spec), replaces, first_rank, terms, members),
       reductions_(plan_, agreement_, terms, *members, this, std::move(reduced)),
       step_(NewStep(1)),
@@ -383,10 +391,9 @@ void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredA
   copy->check.host().measured_of = reductions_[index].host().buffers.size();
   copy->check.done = [this, copy](const ReduceTimes&) { copied_(this, copy); };
   step_.CopyBegun();
-  actions->copies.push_back([this, copy, to, from = source->data + offset] {
-    std::memcpy(to, from, copy->check.count * ItemSize(copy->check.dtype));
-    copied_(this, copy);
-  });
+  Pieces pieces([this, copy] { copied_(this, copy); });
+  pieces.AddCopy(to, source->data + offset, copy->check.count * ItemSize(copy->check.dtype));
+  pieces.Begin(actions);
 }
 
 absl::Status LayoutChannel::Copied(AverageCopy* copy, std::uint64_t now_ns,
@@ -446,7 +453,7 @@ void LayoutChannel::FinishSeen(std::uint64_t now_ns, DeferredActions* actions) {
 }
 
 void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) {
-  if (!step_.begun() || step_.phase() == Phase::kCut || step_.in_flight() > 0) return;
+  if (!step_.begun() || step_.phase() == Phase::kCut || in_flight() > 0) return;
   if (gpu_verdict_.state() == GpuVerdict::State::kVoid) step_.Void(report().VoidOnGpus());
   // After a step's last launch only the GPUs decide its verdict. If they have completed the step,
   // it can no longer become void: its deadline then only ends the wait for the ranks' EndStep.
@@ -460,10 +467,63 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
     for (std::uint32_t rank = 0; wait_for_ranks && rank < members_->world_size(); ++rank) {
       if (members_->IsAwaited(rank) && !step_.Ended(rank)) return;
     }
+  } else if (SignalLater(actions)) {
+    return;
   }
   Finish(step_.why_void(), now_ns, actions);
   early_.HandleAll(*members_, now_ns, actions);
   ReleaseUnusedMemory(actions);
+}
+
+bool LayoutChannel::SignalLater(DeferredActions* actions) {
+  const std::size_t buckets = plan_.buckets.size();
+  if (buckets * members_->world_size() <= kSignalledAtOnce) return false;
+  Pieces pieces([this] { signalled_(this); });
+  bool any = !signals_.begun;
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    const RankMemory* const memory = agreement_.memory(rank);
+    if (memory == nullptr || memory->semaphores == nullptr) continue;
+    // After a loss a rank may map other memory while the words are written.
+    const std::shared_ptr<SemaphorePage>& page = memory->semaphores;
+    if (std::find(signals_.pages.begin(), signals_.pages.end(), page) != signals_.pages.end()) {
+      continue;
+    }
+    any = true;
+    signals_.pages.push_back(page);
+    for (std::size_t begin = 0; begin < buckets; begin += kSignalsPerTurn) {
+      pieces.Add([page, step = step(), begin, end = std::min(buckets, begin + kSignalsPerTurn)] {
+        page->DeclareVoid(step);
+        for (std::size_t i = begin; i < end; ++i) page->SignalDone(i, step);
+      });
+    }
+  }
+  if (!any) return false;
+  signals_.begun = signals_.under_way = true;
+  pieces.Begin(actions);
+  return true;
+}
+
+void LayoutChannel::Signalled(std::uint64_t now_ns, DeferredActions* actions) {
+  signals_.under_way = false;
+  MaybeFinish(now_ns, actions);
+}
+
+void LayoutChannel::SignalNow() {
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    const RankMemory* const memory = agreement_.memory(rank);
+    if (memory == nullptr || memory->semaphores == nullptr) continue;
+    const auto& pages = signals_.pages;
+    if (std::find(pages.begin(), pages.end(), memory->semaphores) != pages.end()) continue;
+    memory->semaphores->DeclareVoid(step());
+    for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
+      memory->semaphores->SignalDone(i, step());
+    }
+  }
+}
+
+void LayoutChannel::ForgetSignals(DeferredActions* actions) {
+  for (auto& page : signals_.pages) actions->releases.push_back(std::move(page));
+  signals_ = Signals();
 }
 
 void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions) {
@@ -490,14 +550,10 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   }
   timeline_->Append(record->times);
 
+  // A void step uses up its number. Its done words end the ranks' waits, and the waiters see that
+  // the step is void.
+  if (!complete) SignalNow();
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    SemaphorePage* const semaphores = agreement_.semaphores(rank);
-    if (!complete && semaphores != nullptr) {
-      // A void step uses up its number. SignalDone ends the rank's waits, and the waiters see that
-      // the step is void.
-      semaphores->DeclareVoid(step());
-      for (std::size_t i = 0; i < plan_.buckets.size(); ++i) semaphores->SignalDone(i, step());
-    }
     if (step_.Ended(rank)) last_ended_[rank] = step();
     const bool began_later = first_step_[rank] > step();
     if (complete && step_.Ended(rank) && !began_later) members_->Stepped(rank);
@@ -509,6 +565,7 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   can_replace_ranks_ = can_replace_ranks_ || complete;
   step_ = NewStep(step() + 1);
   gpu_verdict_ = GpuVerdict();
+  ForgetSignals(actions);
   ReleaseCopies(actions);
   // No bucket is bound to it: losses and reductions have seen to that.
   agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
@@ -616,14 +673,28 @@ bool LayoutChannel::RankWaits() const {
   return waits && lacks;
 }
 
-void LayoutChannel::RankResumed(std::uint32_t rank) {
+void LayoutChannel::RankResumed(std::uint32_t rank, DeferredActions* actions) {
   reductions_.Rebind();
   // LeaveDone gives the rank the next step's number, so no message about an older step is in
   // flight.
   last_ended_[rank] = step() - 1;
-  SemaphorePage* const semaphores = agreement_.semaphores(rank);
-  if (semaphores == nullptr) return;
-  for (std::size_t i = 0; i < plan_.buckets.size(); ++i) semaphores->SignalDone(i, step() - 1);
+  const RankMemory* const memory = agreement_.memory(rank);
+  if (memory == nullptr || memory->semaphores == nullptr) return;
+  const std::shared_ptr<SemaphorePage>& page = memory->semaphores;
+  const std::size_t buckets = plan_.buckets.size();
+  // The words now, before the next step's. To wake waits for steps that the rank has missed takes
+  // longer, and may be late.
+  for (std::size_t i = 0; i < buckets; ++i) page->SetDone(i, step() - 1);
+  const auto wake = [page](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) page->WakeDone(i);
+  };
+  if (buckets * members_->world_size() <= kSignalledAtOnce) return wake(0, buckets);
+  Pieces wakes([] {});
+  for (std::size_t begin = 0; begin < buckets; begin += kSignalsPerTurn) {
+    const std::size_t end = std::min(buckets, begin + kSignalsPerTurn);
+    wakes.Add([wake, begin, end] { wake(begin, end); });
+  }
+  wakes.Begin(actions);
 }
 
 void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
@@ -632,6 +703,7 @@ void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
     agreement_.ReleaseMemory(rank, actions);
   }
   agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
+  ForgetSignals(actions);
   ReleaseCopies(actions);
 }
 

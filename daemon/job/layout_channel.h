@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "daemon/arena/arena_quota.h"
+#include "daemon/arena/semaphore_page.h"
 #include "daemon/job/average_copy.h"
 #include "daemon/job/bucket_reductions.h"
 #include "daemon/job/deferred_actions.h"
@@ -48,10 +49,12 @@ class LayoutChannel {
   using OnReduced = BucketReductions::OnReduced;
   // The job takes its lock, calls Copied(), and ends if that fails.
   using OnCopied = std::function<void(LayoutChannel*, AverageCopy*)>;
+  // The job takes its lock and calls Signalled().
+  using OnSignalled = std::function<void(LayoutChannel*)>;
   // Arguments as LayoutAgreement's; `plan` is the plan of `spec`.
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
-                Membership* members, OnReduced reduced, OnCopied copied);
+                Membership* members, OnReduced reduced, OnCopied copied, OnSignalled signalled);
 
   // The memory of a layout, except the arenas: an estimate, a little too high.
   static std::uint64_t BytesFor(const LayoutSpec& spec, const LayoutPlan& plan, std::size_t ranks);
@@ -102,7 +105,10 @@ class LayoutChannel {
   // An average is copied, or the copy is measured. FAILED_PRECONDITION PROTOCOL_VIOLATION: a
   // trainer has changed the average; the job must end.
   absl::Status Copied(AverageCopy* copy, std::uint64_t now_ns, DeferredActions* actions);
-  std::size_t in_flight() const { return step_.in_flight(); }
+  // The done words of a void step are written.
+  void Signalled(std::uint64_t now_ns, DeferredActions* actions);
+  // Work that touches memory of the layout or of its sessions.
+  std::size_t in_flight() const { return step_.in_flight() + (signals_.under_way ? 1 : 0); }
 
   // ---- Membership
   // True if the rank has begun the running step.
@@ -139,7 +145,7 @@ class LayoutChannel {
   // Some step was complete. From then on a lost rank can be replaced.
   bool can_replace_ranks() const { return can_replace_ranks_; }
   // The rank had left and takes part again, from the next step on. No step is running.
-  void RankResumed(std::uint32_t rank);
+  void RankResumed(std::uint32_t rank, DeferredActions* actions);
 
   // ---- The end of the job, in this order.
   // The job has ended: no reduction begins any more, and only FinishSeen() can commit the running
@@ -208,6 +214,11 @@ class LayoutChannel {
   bool MaybeSeenComplete() const;
   bool SeenComplete() const;
   void MaybeFinish(std::uint64_t now_ns, DeferredActions* actions);
+  // The running step is void. If it has many done words, the executor writes them, and wakes their
+  // waiters, before the ranks get the verdict. True: the step is not finished before Signalled().
+  bool SignalLater(DeferredActions* actions);
+  // Writes the done words of a void step that the executor has not written.
+  void SignalNow();
   // Commits the running step, or ends it as void, and replaces it by the next one.
   void Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions);
   // How many ranks' gradients are in the running step.
@@ -224,6 +235,7 @@ class LayoutChannel {
   // contributed to a reduced bucket, the memory of one lost session stays: it has the average.
   void ReleaseLostMemory(DeferredActions* actions);
   void ReleaseCopies(DeferredActions* actions);
+  void ForgetSignals(DeferredActions* actions);
   // Releases the memory of ranks that have released the layout and are in no step.
   void ReleaseUnusedMemory(DeferredActions* actions);
 
@@ -232,12 +244,20 @@ class LayoutChannel {
   const JobTerms& terms_;
   Membership* const members_;
   const OnCopied copied_;
+  const OnSignalled signalled_;
 
   LayoutAgreement agreement_;
   BucketReductions reductions_;
 
   RunningStep step_;
-  GpuVerdict gpu_verdict_;                            // of step_
+  GpuVerdict gpu_verdict_;  // of step_
+  // The executor's part in the end of step_, which is void.
+  struct Signals {
+    bool begun = false;
+    bool under_way = false;
+    std::vector<std::shared_ptr<SemaphorePage>> pages;  // whose words are written
+  };
+  Signals signals_;
   std::vector<std::unique_ptr<AverageCopy>> copies_;  // of step_
   EarlyMessages early_;                               // about the step after step_
   // By rank: the last step that it has ended. Steps between this and step_ were void.

@@ -26,12 +26,14 @@ constexpr std::size_t kStragglersKept = 16;
 }  // namespace
 
 LayoutSet::LayoutSet(const JobTerms& terms, Membership* members, std::size_t max_buckets_per_layout,
-                     LayoutChannel::OnReduced reduced, LayoutChannel::OnCopied copied)
+                     LayoutChannel::OnReduced reduced, LayoutChannel::OnCopied copied,
+                     LayoutChannel::OnSignalled signalled)
     : terms_(terms),
       members_(members),
       max_buckets_per_layout_(max_buckets_per_layout),
       reduced_(std::move(reduced)),
-      copied_(std::move(copied)) {}
+      copied_(std::move(copied)),
+      signalled_(std::move(signalled)) {}
 
 // ---- Finding a layout ---------------------------------------------------------------------------
 
@@ -260,7 +262,8 @@ absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
   const std::uint32_t channel = ++last_channel_;
   auto& layout = layouts_[channel];
   layout = std::make_unique<LayoutChannel>(channel, request.spec, request.replaces, rank,
-                                           *std::move(plan), terms_, members_, reduced_, copied_);
+                                           *std::move(plan), terms_, members_, reduced_, copied_,
+                                           signalled_);
   layout->Charge(*std::move(charge));
   return layout.get();
 }
@@ -308,6 +311,8 @@ void LayoutSet::Settle(DeferredActions* actions) {
     ++it;
     if (layout.ready() || !layout.agreement().Complete()) continue;
     const auto replaced = layouts_.find(layout.agreement().replaces());
+    // The executor still ends a void step of the layout. The next tick comes back.
+    if (replaced != layouts_.end() && replaced->second->in_flight() > 0) continue;
     if (replaced == layouts_.end()) {
       layout.Begin(nullptr, actions);
     } else {
@@ -417,8 +422,8 @@ void LayoutSet::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns,
   Settle(actions);
 }
 
-void LayoutSet::RankResumed(std::uint32_t rank) {
-  for (const auto& [channel, layout] : layouts_) layout->RankResumed(rank);
+void LayoutSet::RankResumed(std::uint32_t rank, DeferredActions* actions) {
+  for (const auto& [channel, layout] : layouts_) layout->RankResumed(rank, actions);
   failures_.clear();  // from before the ranks left
 }
 

@@ -41,9 +41,10 @@ struct CurrentLayout {
 // are in flight stays in the set: it cannot be replaced in the middle of a step.
 class LayoutSet {
  public:
-  // `terms` and `members` outlive this. `reduced` is called for every layout.
+  // `terms` and `members` outlive this. The callbacks are those of every layout.
   LayoutSet(const JobTerms& terms, Membership* members, std::size_t max_buckets_per_layout,
-            LayoutChannel::OnReduced reduced, LayoutChannel::OnCopied copied);
+            LayoutChannel::OnReduced reduced, LayoutChannel::OnCopied copied,
+            LayoutChannel::OnSignalled signalled);
 
   // Null if no layout has this channel.
   LayoutChannel* Find(std::uint32_t channel) const;
@@ -73,7 +74,7 @@ class LayoutSet {
   // ---- Membership: as in LayoutChannel. If a rank stays, open agreements fail.
   bool HasBegunStep(std::uint32_t rank) const;
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
-  void RankResumed(std::uint32_t rank);
+  void RankResumed(std::uint32_t rank, DeferredActions* actions);
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   void ResumeDeadlines(std::uint64_t now_ns);
   bool RankWaits() const;
@@ -191,6 +192,7 @@ class LayoutSet {
   const std::size_t max_buckets_per_layout_;
   const LayoutChannel::OnReduced reduced_;
   const LayoutChannel::OnCopied copied_;
+  const LayoutChannel::OnSignalled signalled_;
 
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_;  // by channel
   std::uint32_t last_channel_ = 0;

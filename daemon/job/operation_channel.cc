@@ -1,12 +1,12 @@
 #include "daemon/job/operation_channel.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
+#include "daemon/job/pieces.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
@@ -215,13 +215,11 @@ absl::Status OperationChannel::ChunkWritten(std::uint32_t rank, std::uint64_t se
   for (RankOperation& other : ranks_) {
     if (other.waiting && &other != &mine) receivers.push_back(other.staging);
   }
-  actions->copies.push_back(
-      [source = mine.staging, receivers = std::move(receivers), bytes, copied = copied_] {
-        for (const StagingMemory& receiver : receivers) {
-          std::memcpy(receiver.data, source.data, bytes);
-        }
-        copied(absl::OkStatus());
-      });
+  Pieces copy([source = mine.staging, receivers, copied = copied_] { copied(absl::OkStatus()); });
+  for (const StagingMemory& receiver : receivers) {
+    copy.AddCopy(receiver.data, mine.staging.data, bytes);
+  }
+  copy.Begin(actions);
   return absl::OkStatus();
 }
 

@@ -1,11 +1,11 @@
 #include "daemon/job/state_healing.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
+#include "daemon/job/pieces.h"
 #include "proto/gradsync/duration_text.h"
 
 namespace gradsync::daemon {
@@ -171,11 +171,10 @@ absl::Status StateHealing::Written(std::uint32_t rank, std::uint64_t transfer, s
   transfer_->Written(now_ns);
   copying_ = true;
   // Runs without the lock, so it holds references that keep the memory mapped.
-  actions->copies.push_back([from = transfer_->from(), to = transfer_->to(),
-                             bytes = transfer_->chunk_bytes(), copied = copied_] {
-    std::memcpy(to.data, from.data, bytes);
-    copied();
-  });
+  const StagingMemory from = transfer_->from(), to = transfer_->to();
+  Pieces copy([from, to, copied = copied_] { copied(); });
+  copy.AddCopy(to.data, from.data, transfer_->chunk_bytes());
+  copy.Begin(actions);
   return absl::OkStatus();
 }
 

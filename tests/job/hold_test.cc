@@ -390,6 +390,31 @@ TEST_F(HoldTest, SourceThatIsLostInMidCopyStaysMapped) {
   EXPECT_FALSE(job_->HasEnded());
 }
 
+// The replacement maps its memory while the executor writes the words of a void step.
+TEST_F(HoldTest, ReplacementSeesTheVoidStepInItsOwnWords) {
+  Start(2);
+  channel_ = Agree(Spec(40));
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 1);
+  reducer_.CompleteAll();
+  TakeAll();
+  ASSERT_TRUE(job_->AbandonStep(Of(0), channel_, 2, "no memory").ok());
+  ASSERT_EQ(executor_.pending(), 2u);
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  ASSERT_TRUE(Rejoin(1).ok());
+  ASSERT_EQ(Register(1, Spec(40)), channel_);
+  ASSERT_TRUE(Map(1, channel_).ok());
+  executor_.RunAll();
+  EXPECT_EQ(lost->done(5), 1u) << "a lost session's words are not written";
+  EXPECT_FALSE(lost->Shared());
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(rank).record->verdict), "STEP_ABANDONED");
+    EXPECT_EQ(memory(rank, channel_).void_step(), 2u);
+    EXPECT_EQ(Done(rank, 39), 2u);
+  }
+  EXPECT_FALSE(job_->HasEnded());
+}
+
 TEST_F(HoldTest, LossBetweenStepsReleasesTheMemoryAtOnce) {
   Begin(2);
   const auto lost = std::move(memory_[channel_ - 1][1]);

@@ -244,5 +244,28 @@ TEST_F(LayoutReplacementTest, ThousandReplacementsLeaveOneLayout) {
   EXPECT_EQ(snapshot.layouts.back().stats.steps_complete, 1001u);
 }
 
+TEST_F(LayoutReplacementTest, WaitsForTheEndOfAVoidStep) {
+  const LayoutSpec spec = Spec(40, "large");
+  const std::uint32_t large = Agree(spec);
+  ASSERT_TRUE(job_->MarkReady(Of(0), large, 1, {0}).ok());
+  clock_.Advance(kStepTimeoutNs);
+  job_->Tick();
+  TakeAll();
+  ASSERT_EQ(executor_.pending(), 2u) << "they write the void step's words";
+  // Rank 0 does not wait for the verdict, and rank 1 has not begun the step.
+  ASSERT_TRUE(job_->ReleaseLayout(Of(0), large).ok());
+  Register(0, spec);
+  const std::uint32_t channel = Register(1, spec, large);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(Map(rank, channel).ok());
+  job_->Tick();
+  EXPECT_TRUE(sink(0).Of<LayoutReadyMessage>().empty());
+  executor_.RunAll();
+  job_->Tick();
+  EXPECT_EQ(Only<LayoutReadyMessage>(0).first_step, 2u);
+  EXPECT_EQ(Only<LayoutReadyMessage>(1).first_step, 2u);
+  executor_.RunAll();
+  for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_FALSE(memory(rank, large).Shared());
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

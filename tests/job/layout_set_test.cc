@@ -32,7 +32,7 @@ class LayoutSetTest : public JobFixture {
 
   const JobTerms terms_;
   Membership members_{3};
-  LayoutSet layouts_{terms_, &members_, kMaxBuckets, {}, {}};
+  LayoutSet layouts_{terms_, &members_, kMaxBuckets, {}, {}, {}};
   DeferredActions actions_;
 };
 
@@ -90,7 +90,7 @@ class ChargedLayoutSetTest : public LayoutSetTest {
   ArenaQuota quota_{200'000, "quota_control_bytes_per_user", "memory"};
   const JobTerms charged_terms_{"job", kUser, 0, {}, {&quota_, kUser}};
   Membership charged_members_{3};
-  LayoutSet charged_{charged_terms_, &charged_members_, kMaxBuckets, {}, {}};
+  LayoutSet charged_{charged_terms_, &charged_members_, kMaxBuckets, {}, {}, {}};
 };
 
 TEST_F(ChargedLayoutSetTest, NamesCount) {

@@ -89,6 +89,20 @@ TEST_F(LeaveTest, DifferentRanksRunOutFirstInEachEpoch) {
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_complete, 60u);
 }
 
+TEST_F(LeaveTest, WordsOfManyBucketsSkipTheStepsThatTheRankHasMissed) {
+  const std::uint32_t large = Agree(Spec(40, "large"));
+  Stay(0);
+  for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
+  reducer_.CompleteAll();
+  Stay(1);
+  executor_.RunAll();
+  Stay(2);
+  EXPECT_EQ(memory(0, large).done(39), 1u) << "before any rank can begin step 2";
+  EXPECT_EQ(executor_.pending(), 3u) << "they wake the waits of three ranks";
+  executor_.RunAll();
+  EXPECT_EQ(memory(0, large).done(39), 1u);
+}
+
 TEST_F(LeaveTest, LastToLeaveIsTheLastRankThatStayed) {
   Stay(1);
   Stay(0);

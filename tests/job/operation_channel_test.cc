@@ -144,6 +144,29 @@ TEST_F(OperationChannelTest, SnapshotNamesTheRanksThatOweAChunkEvenAfterTheJobsE
   EXPECT_EQ(job_->Snapshot().waiting_ranks, Ranks{2});
 }
 
+// Each receiver's copy, and each few MiB of it, is a turn of its own, so that other users have
+// theirs.
+TEST_F(OperationChannelTest, BroadcastIsCopiedInPieces) {
+  constexpr std::size_t kBytes = (std::size_t{4} << 20) + 5;
+  Start(3);
+  std::vector<std::shared_ptr<std::vector<std::byte>>> memory;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    memory.push_back(std::make_shared<std::vector<std::byte>>(kBytes));
+    const StagingMemory staging{memory[rank], memory[rank]->data(), kBytes};
+    ASSERT_TRUE(job_->Operate(Of(rank), 1, Broadcast(0, kBytes), staging, kForever).ok());
+  }
+  memory[0]->back() = std::byte{7};
+  ASSERT_TRUE(job_->ChunkWritten(Of(0), 1, 0, kBytes).ok());
+  EXPECT_EQ(executor_.pending(), 4u);
+  while (executor_.pending() > 1) executor_.RunNext();
+  EXPECT_TRUE(sink(1).messages().empty());
+  executor_.RunNext();
+  for (const std::uint32_t rank : {1, 2}) {
+    EXPECT_EQ(Only<ChunkReadyMessage>(rank).bytes, kBytes);
+    EXPECT_EQ(*memory[rank], *memory[0]);
+  }
+}
+
 TEST_F(OperationChannelTest, BroadcastOfNoBytesOrToNoRankIsDone) {
   Start(2);
   OperateAll(Broadcast(0, 0));

@@ -394,5 +394,83 @@ TEST_F(StepTest, BuffersAreSummedAndHaveNoGradients) {
   EXPECT_EQ(done.record->stats[1].non_finite, 0u);
 }
 
+// ---- Void steps of many buckets: other users have turns while the words are written
+
+TEST_F(StepTest, VoidStepOfManyBucketsEndsInTurns) {
+  Start(2);
+  channel_ = Agree(Spec(1500));
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {3}).ok());
+  ASSERT_TRUE(job_->AbandonStep(Of(1), channel_, 1, "no memory").ok());
+  EXPECT_EQ(executor_.pending(), 4u) << "two turns for each rank";
+  EXPECT_EQ(memory(0, channel_).done(0), 0u);
+  executor_.RunNext();
+  EXPECT_EQ(memory(0, channel_).void_step(), 1u);
+  EXPECT_EQ(memory(0, channel_).done(1023), 1u);
+  EXPECT_EQ(memory(0, channel_).done(1024), 0u);
+  // The step is not decided yet. What a rank still says about it has no effect.
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {4}).ok());
+  ASSERT_TRUE(job_->EndStep(Of(1), channel_, 1, "").ok());
+  executor_.RunNext();
+  executor_.RunNext();
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_TRUE(sink(rank).messages().empty());
+  executor_.RunNext();
+  for (const std::uint32_t rank : {0u, 1u}) {
+    EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(rank).record->verdict), "STEP_ABANDONED");
+    for (std::size_t i = 0; i < 1500; ++i) ASSERT_EQ(memory(rank, channel_).done(i), 1u);
+  }
+  executor_.RunAll();
+  TakeAll();
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 2);
+  reducer_.CompleteAll();
+  EXPECT_TRUE(Only<StepDoneMessage>(1).record->verdict.ok());
+  EXPECT_EQ(memory(1, channel_).done(1499), 2u);
+}
+
+TEST_F(StepTest, ReduceThreadDoesNotEndAVoidStepOfManyBuckets) {
+  Start(2);
+  channel_ = Agree(Spec(40));
+  for (const std::uint32_t rank : {0u, 1u}) {
+    ASSERT_TRUE(job_->MarkReady(Of(rank), channel_, 1, {0}).ok());
+  }
+  ASSERT_TRUE(job_->AbandonStep(Of(1), channel_, 1, "no memory").ok());
+  EXPECT_EQ(executor_.pending(), 0u) << "the reduction is in flight";
+  reducer_.CompleteAll();
+  EXPECT_EQ(memory(0, channel_).done(0), 1u);
+  EXPECT_EQ(memory(0, channel_).done(1), 0u);
+  EXPECT_TRUE(sink(0).messages().empty());
+  executor_.RunAll();
+  EXPECT_EQ(memory(0, channel_).done(1), 1u);
+  EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(0).record->verdict), "STEP_ABANDONED");
+}
+
+TEST_F(StepTest, TickDoesNotEndAVoidStepOfManyBuckets) {
+  Start(2);
+  channel_ = Agree(Spec(40));
+  ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {0}).ok());
+  for (int i = 0; i < 2; ++i) {
+    clock_.Advance(kStepTimeoutNs);
+    job_->Tick();
+    EXPECT_EQ(executor_.pending(), 2u) << "a step ends once";
+  }
+  EXPECT_EQ(memory(0, channel_).void_step(), 0u);
+  executor_.RunAll();
+  EXPECT_EQ(memory(1, channel_).void_step(), 1u);
+  EXPECT_EQ(ReasonOf(Only<StepDoneMessage>(1).record->verdict), "STEP_TIMEOUT");
+}
+
+TEST_F(StepTest, JobEndsAfterTheWordsOfItsVoidStep) {
+  Start(2);
+  channel_ = Agree(Spec(40));
+  ASSERT_TRUE(job_->AbandonStep(Of(0), channel_, 1, "no memory").ok());
+  executor_.RunNext();
+  Lose(1);
+  EXPECT_TRUE(sink(0).messages().empty());
+  EXPECT_TRUE(memory(0, channel_).Shared()) << "the executor writes to it";
+  executor_.RunAll();
+  EXPECT_TRUE(sink(0).Of<StepDoneMessage>().empty());
+  EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(0).status), "RANK_LOST");
+  for (const std::uint32_t rank : {0u, 1u}) EXPECT_FALSE(memory(rank, channel_).Shared());
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

@@ -579,8 +579,7 @@ MUTATIONS = (
     Mutation(
         "a chunk is not copied",
         "daemon/job/state_healing.cc",
-        "    std::memcpy(to.data, from.data, bytes);\n",
-        "    (void)bytes;\n",
+        "  copy.AddCopy(to.data, from.data, transfer_->chunk_bytes());\n",
     ),
     Mutation(
         "the next transfer begins in mid-copy",
