@@ -324,6 +324,94 @@ void Steps(const Target& target, int jobs, std::uint32_t world, std::size_t buck
   _exit(0);  // a session may wait for the daemon
 }
 
+// Opens a session and registers layouts, one after the other. Returns their channels, or nothing if
+// that fails.
+std::vector<std::uint32_t> Join(const Target& target, const v1::SessionRequest& open,
+                                const std::vector<v1::SessionRequest>& layouts,
+                                fault::RawSession* rank) {
+  std::vector<std::uint32_t> channels;
+  if (!rank->Send(open) || !rank->Await(v1::SessionResponse::kSessionOpened).has_value()) return {};
+  for (const v1::SessionRequest& layout : layouts) {
+    const auto assigned = rank->Register(layout);
+    if (!assigned.has_value()) return {};
+    const auto arena = rank->Map(*assigned, target.side_socket);
+    if (arena == nullptr || !rank->Mapped(assigned->channel()) ||
+        !rank->Await(v1::SessionResponse::kLayoutReady).has_value()) {
+      return {};
+    }
+    channels.push_back(assigned->channel());
+  }
+  return channels;
+}
+
+// The most ranks and buckets of a layout: its void step has 131,072 done words.
+constexpr std::uint32_t kVoidRanks = 32;
+constexpr std::size_t kVoidBuckets = 4096;
+
+// Makes such steps void while one of their buckets is reduced, without a pause.
+void AbandonedSteps(const Target& target) {
+  v1::SessionRequest layout = fault::RawSession::LayoutRequest(kVoidBuckets, 1);
+  layout.mutable_register_layout()->mutable_explicit_buckets(0)->set_count(64 << 10);
+  std::atomic<std::uint32_t> joined{0};
+  std::atomic<std::uint64_t> marks{0};
+  std::vector<std::thread> threads;
+  for (std::uint32_t i = 0; i < kVoidRanks; ++i) {
+    threads.emplace_back([&, i] {
+      fault::RawSession rank(target.socket);
+      const auto open = fault::RawSession::OpenRequest(i, kVoidRanks, "abandoned");
+      const auto channels = Join(target, open, {layout}, &rank);
+      if (channels.empty()) std::cerr << "attacker: could not join" << std::endl;
+      if (++joined == kVoidRanks) Ready();
+      for (std::uint64_t step = 1; !channels.empty() && !stopping; ++step) {
+        // Rank 0 marks last, and abandons the step that the reduce threads then work at.
+        while (i == 0 && marks < (kVoidRanks - 1) * step && !stopping) {
+          std::this_thread::sleep_for(std::chrono::microseconds(50));  // the pace of the attack
+        }
+        if (!rank.Ready(channels[0], step, {0})) break;
+        if (i > 0) ++marks;
+        v1::SessionRequest abandon;
+        abandon.mutable_abandon_step()->set_channel(channels[0]);
+        abandon.mutable_abandon_step()->set_step(step);
+        if (i == 0 && !rank.Send(abandon)) break;
+        if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) break;
+      }
+    });
+  }
+  AwaitStop();
+  _exit(0);  // a session may wait for the daemon
+}
+
+// Begins such steps, on eight layouts at once, and lets them time out after a millisecond.
+void ShortTimeouts(const Target& target) {
+  std::vector<v1::SessionRequest> layouts;
+  for (int i = 0; i < 8; ++i) {
+    layouts.push_back(
+        fault::RawSession::LayoutRequest(kVoidBuckets, 1, "layout" + std::to_string(i)));
+  }
+  std::atomic<std::uint32_t> joined{0};
+  std::vector<std::thread> threads;
+  for (std::uint32_t i = 0; i < kVoidRanks; ++i) {
+    threads.emplace_back([&, i] {
+      fault::RawSession rank(target.socket);
+      auto open = fault::RawSession::OpenRequest(i, kVoidRanks, "timeouts");
+      open.mutable_open_session()->mutable_options()->set_step_timeout_ms(1);
+      const auto channels = Join(target, open, layouts, &rank);
+      if (channels.empty()) std::cerr << "attacker: could not join" << std::endl;
+      if (++joined == kVoidRanks) Ready();
+      for (std::uint64_t step = 1; !channels.empty() && !stopping; ++step) {
+        for (const std::uint32_t channel : channels) {
+          if (i == 0 && !rank.Ready(channel, step, {0})) return;
+        }
+        for (std::size_t done = 0; done < channels.size(); ++done) {
+          if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) return;
+        }
+      }
+    });
+  }
+  AwaitStop();
+  _exit(0);  // a session may wait for the daemon
+}
+
 // Registers, maps and releases a layout of 64 MiB without a pause, in each of four sessions.
 void Mapping(const Target& target) {
   std::vector<std::thread> threads;
@@ -374,6 +462,8 @@ const std::map<std::string, std::function<void(const Target&)>>& Attacks() {
       // Long slices of the reduce threads.
       {"large_buckets", [](const Target& t) { Steps(t, 2, 4, 4, 2 << 20); }},
       {"mapping", Mapping},
+      {"abandoned_steps", AbandonedSteps},
+      {"short_timeouts", ShortTimeouts},
   };
   return *attacks;
 }
