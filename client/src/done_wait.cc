@@ -19,10 +19,14 @@ const std::uint32_t* FutexOf(const std::atomic<std::uint64_t>& word) {
   return reinterpret_cast<const std::uint32_t*>(&word);
 }
 
+void Wake(const std::atomic<std::uint64_t>& word, int waiters) {
+  syscall(SYS_futex, FutexOf(word), FUTEX_WAKE, waiters, nullptr, nullptr, 0);
+}
+
 }  // namespace
 
 DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
-                  absl::Duration timeout) {
+                  absl::Duration timeout, DoneSleepers* sleepers) {
   using Clock = std::chrono::steady_clock;
   // A year at most, so that the arithmetic does not overflow.
   const auto span =
@@ -43,14 +47,17 @@ DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
       left.tv_nsec = static_cast<long>(ns % 1'000'000'000);
     }
     // Not FUTEX_PRIVATE: the waker is another process. However this returns, the loop looks again.
+    if (sleepers != nullptr) sleepers->fetch_add(1);
     syscall(SYS_futex, FutexOf(word), FUTEX_WAIT, static_cast<std::uint32_t>(value),
             unbounded ? nullptr : &left, nullptr, 0);
+    if (sleepers == nullptr || sleepers->fetch_sub(1) <= kDoneWakes) continue;
+    if (SemaphoreReleased(word.load(std::memory_order_acquire), step)) Wake(word, kDoneWakes);
   }
 }
 
 void PoisonDone(std::atomic<std::uint64_t>* word, std::uint64_t step) {
   word->store(kPoison + step, std::memory_order_release);
-  syscall(SYS_futex, FutexOf(*word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  Wake(*word, INT_MAX);
 }
 
 }  // namespace gradsync::client

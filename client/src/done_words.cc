@@ -22,7 +22,7 @@ DoneWait DoneWords::Await(std::size_t bucket, std::uint64_t step, absl::Time dea
   for (;;) {
     absl::Duration slice = std::min(deadline - absl::Now(), silence->slice());
     if (on_device_) slice = std::min(slice, kDeviceWordPeriod);
-    const DoneWait wait = WaitDone(semaphores()[bucket].done, step, slice);
+    const DoneWait wait = WaitDone(semaphores()[bucket].done, step, slice, &sleepers_);
     if (wait != DoneWait::kTimedOut || absl::Now() >= deadline) return wait;
     if (silence->Look()) return DoneWait::kSilent;
   }

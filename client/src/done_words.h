@@ -58,6 +58,8 @@ class DoneWords {
   const std::size_t count_;
   const bool on_device_;
 
+  mutable DoneSleepers sleepers_{0};  // in Await
+
   absl::Mutex mutex_;
   // On a GPU, from the first Poison until EndPoison; null otherwise.
   std::unique_ptr<PoisonKeeper> keeper_ ABSL_GUARDED_BY(mutex_);

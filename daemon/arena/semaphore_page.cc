@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cassert>
-#include <climits>
 #include <limits>
 #include <utility>
 
@@ -18,10 +17,10 @@ namespace gradsync::daemon {
 namespace {
 
 // Not FUTEX_PRIVATE_FLAG: the waiters are in other processes.
-void WakeAll(std::atomic<std::uint64_t>* word) {
+void Wake(std::atomic<std::uint64_t>* word) {
   // The futex is the word's low 32 bits, which are its first four bytes (little-endian ABI).
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE, INT_MAX, nullptr, nullptr,
-          0);
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word), FUTEX_WAKE, kDoneWakes, nullptr,
+          nullptr, 0);
 }
 
 }  // namespace
@@ -68,7 +67,7 @@ void SemaphorePage::SetDone(std::size_t bucket, std::uint64_t step) {
   Bucket(bucket)->done.store(step, std::memory_order_release);
 }
 
-void SemaphorePage::WakeDone(std::size_t bucket) { WakeAll(&Bucket(bucket)->done); }
+void SemaphorePage::WakeDone(std::size_t bucket) { Wake(&Bucket(bucket)->done); }
 
 void SemaphorePage::DeclareVoid(std::uint64_t step) {
   if (closed_.load(std::memory_order_relaxed)) return;

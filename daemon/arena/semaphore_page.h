@@ -51,8 +51,8 @@ class SemaphorePage {
   std::size_t buckets() const { return buckets_; }
 
   // Signals that `bucket`, which is below buckets(), is done with `step`. A reader of the signal
-  // sees everything that this thread wrote before. Wakes every waiter of that bucket, in any
-  // process. Takes 1 microsecond if there is none.
+  // sees everything that this thread wrote before. Wakes kDoneWakes waiters of that bucket at most,
+  // in any process. Takes 1 microsecond if there is none.
   void SignalDone(std::size_t bucket, std::uint64_t step);
 
   // The two parts of SignalDone. A GPU writes the done word itself.

@@ -49,10 +49,14 @@ constexpr bool SemaphoreReleased(std::uint64_t word, std::uint64_t step) {
 }
 constexpr bool SemaphorePoisoned(std::uint64_t word) { return (word & kPoison) != 0; }
 
+inline constexpr int kDoneWakes = 16;
+
 // One bucket's timeline semaphores. Each holds the last step's number.
 //
 // `done`: the daemon writes it when the bucket is reduced. The host waits by futex on its low 32
-// bits, which are its first four bytes: the ABI is little-endian. A GPU's write wakes no futex.
+// bits, which are its first four bytes: the ABI is little-endian. A GPU's write wakes no futex. The
+// daemon wakes kDoneWakes waiters at most, because it has other users to serve. If more threads
+// wait, those that it has woken wake the others.
 //
 // `ready`: for arenas on a GPU only. The trainer's stream writes it when the bucket's gradients are
 // written.

@@ -170,6 +170,29 @@ TEST(SemaphorePageTest, ClosedPageIsNotWritten) {
   EXPECT_EQ(trainer.header()->void_step.load(), 0u);
 }
 
+// A trainer may let thousands of threads wait; the thread that signals has other users to serve.
+TEST(SemaphorePageTest, SignalWakesABoundedNumberOfWaiters) {
+  constexpr int kWaiters = kDoneWakes + 4;
+  const std::shared_ptr<SemaphorePage> page = Create(1);
+  TrainerView trainer(*page);
+  auto* const word = &trainer.bucket(0)->done;
+  std::vector<pid_t> children;
+  for (int i = 0; i < kWaiters; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) _exit(WaitDone(word, 1) ? 0 : 1);
+    children.push_back(child);
+  }
+  for (const pid_t child : children) AwaitParked(child);
+  page->SignalDone(0, 1);
+  EXPECT_EQ(syscall(SYS_futex, word, FUTEX_WAKE, kWaiters, nullptr, nullptr, 0), 4);
+  for (const pid_t child : children) {
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+}
+
 TEST(SemaphorePageTest, SignalWakesEveryWaiterInOtherProcesses) {
   constexpr std::uint64_t kStep = (std::uint64_t{1} << 32) + 5;  // beyond the futex's 32 bits
   const std::shared_ptr<SemaphorePage> page = Create(4);

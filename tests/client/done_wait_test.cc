@@ -1,13 +1,18 @@
 #include "client/src/done_wait.h"
 
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
+#include <vector>
 
 #include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
+#include "tests/client/thread_sleep.h"
 
 namespace gradsync::client {
 namespace {
@@ -36,6 +41,27 @@ TEST(DoneWaitTest, PoisonReleasesEveryWaiter) {
   PoisonDone(&word, 7);
   for (std::thread& waiter : waiters) waiter.join();
   for (const DoneWait result : results) EXPECT_EQ(result, DoneWait::kPoisoned);
+}
+
+// The daemon wakes only the first ones.
+TEST(DoneWaitTest, WokenWaitersWakeTheOthers) {
+  constexpr int kWaiters = 5 * kDoneWakes / 2;
+  std::atomic<std::uint64_t> word{6};
+  DoneSleepers sleepers{0};
+  std::vector<std::atomic<pid_t>> waiting(kWaiters);
+  std::vector<std::thread> waiters;
+  for (std::atomic<pid_t>& one : waiting) {
+    waiters.emplace_back([&] {
+      one = ThisThread();
+      EXPECT_EQ(WaitDone(word, 7, absl::InfiniteDuration(), &sleepers), DoneWait::kReached);
+    });
+  }
+  while (sleepers != kWaiters) std::this_thread::yield();
+  for (const std::atomic<pid_t>& one : waiting) AwaitSleep(one);
+  word = 7;
+  syscall(SYS_futex, &word, FUTEX_WAKE, kDoneWakes, nullptr, nullptr, 0);
+  for (std::thread& waiter : waiters) waiter.join();
+  EXPECT_EQ(sleepers, 0u);
 }
 
 // A waiter must not sleep forever on a word whose low half does not change.
