@@ -16,8 +16,7 @@ void GpuVerdict::Add(const ReduceOperation& operation) {
 void EarlyMessages::HandleAll(const Membership& members, std::uint64_t now_ns,
                               DeferredActions* actions) {
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    ranks_[rank].marks = 0;
-    for (const Message& message : std::exchange(ranks_[rank].messages, {})) {
+    for (const Message& message : std::exchange(ranks_[rank], Rank()).messages) {
       absl::Status status = message(now_ns, actions);
       if (status.ok()) continue;
       actions->breaches.emplace_back(members.SessionOf(rank), std::move(status));

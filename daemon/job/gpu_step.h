@@ -59,11 +59,14 @@ class EarlyMessages {
   std::size_t CountMarks(std::uint32_t rank, std::size_t marks) {
     return ranks_[rank].marks += marks;
   }
-  void Add(std::uint32_t rank, Message message) {
+  // `last`: it ends or abandons the step, and no other message of this rank follows.
+  void Add(std::uint32_t rank, Message message, bool last) {
     ranks_[rank].messages.push_back(std::move(message));
+    ranks_[rank].ended = last;
   }
   std::size_t Count(std::uint32_t rank) const { return ranks_[rank].messages.size(); }
-  void Drop(std::uint32_t rank) { ranks_[rank].messages.clear(); }
+  bool Ended(std::uint32_t rank) const { return ranks_[rank].ended; }
+  void Drop(std::uint32_t rank) { ranks_[rank] = Rank(); }
   // The running step has its verdict: handles the messages, each rank's in order. A rank's first
   // breach of the protocol goes to `actions`, and its other messages are dropped.
   void HandleAll(const Membership& members, std::uint64_t now_ns, DeferredActions* actions);
@@ -72,6 +75,7 @@ class EarlyMessages {
   struct Rank {
     std::vector<Message> messages;
     std::size_t marks = 0;
+    bool ended = false;
   };
   std::vector<Rank> ranks_;
 };

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/job/pieces.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -60,13 +61,15 @@ std::uint64_t LayoutChannel::BytesFor(const LayoutSpec& spec, const LayoutPlan& 
   constexpr std::uint64_t kPerBucketAndRank = 64;
   constexpr std::uint64_t kPerBucket = sizeof(ReduceOperation) + 512;
   constexpr std::uint64_t kPerRank = 1024;
-  // On a GPU: the messages about the next step.
+  const std::uint64_t used_map = spec.parameters.size() / 8;
+  // On a GPU: the messages about the next step. The last one has a used map or a reason.
   constexpr std::uint64_t kPerEarlyMessage = 96;
+  const std::uint64_t early_message = spec.on_gpu ? kPerEarlyMessage : 0;
+  const std::uint64_t last_message = spec.on_gpu ? used_map + kMaxReasonBytes : 0;
   const std::uint64_t buckets = plan.buckets.size();
   return sizeof(LayoutChannel) + BytesOf(spec) + BytesOf(plan) +
-         buckets *
-             (kPerBucket + ranks * (kPerBucketAndRank + (spec.on_gpu ? kPerEarlyMessage : 0))) +
-         ranks * (kPerRank + spec.parameters.size() / 8) + StepTimeline::BytesFor(buckets, ranks);
+         buckets * (kPerBucket + ranks * (kPerBucketAndRank + early_message)) +
+         ranks * (kPerRank + used_map + last_message) + StepTimeline::BytesFor(buckets, ranks);
 }
 
 LayoutChannel::Remains LayoutChannel::TakeRemains(std::uint64_t timeline_bytes) {
@@ -110,22 +113,28 @@ absl::StatusOr<LayoutChannel::Admission> LayoutChannel::Admit(std::uint32_t rank
         absl::StatusCode::kFailedPrecondition, reason::kStaleStep, rank, step, std::nullopt,
         absl::StrCat(what, " for a step that is decided; the next one is ", current));
   }
-  if (step == current + 1 && spec().on_gpu && ended) return Admission::kEarly;
+  const auto after_end = [&] {
+    return report().Breach(
+        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation, rank, step, std::nullopt,
+        absl::StrCat(what, " after this rank had ended the step; send it before EndStep"));
+  };
+  if (step == current + 1 && spec().on_gpu && ended) {
+    if (early_.Ended(rank)) return after_end();
+    return Admission::kEarly;
+  }
   if (step > current) {
     return report().Breach(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation, rank,
                            step, std::nullopt, absl::StrCat(what, " ahead of step ", current));
   }
   if (ended) {
     // The rank may not know yet that the step is void. Otherwise it is a breach.
-    if (step_.phase() == Phase::kVoid) return Admission::kIgnore;
-    return report().Breach(
-        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation, rank, step, std::nullopt,
-        absl::StrCat(what, " after this rank had ended the step; send it before EndStep"));
+    return step_.phase() == Phase::kVoid ? Admission::kIgnore
+                                         : absl::StatusOr<Admission>(after_end());
   }
   return Admission::kAdmit;
 }
 
-absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
+absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step, bool last,
                                      EarlyMessages::Message message) {
   // At most one message for each bucket, and one for the step's end.
   if (early_.Count(rank) > plan_.buckets.size()) {
@@ -134,7 +143,7 @@ absl::Status LayoutChannel::Postpone(std::uint32_t rank, std::uint64_t step,
                            absl::StrCat("more messages than the step has, before step ",
                                         step_.number(), " is decided"));
   }
-  early_.Add(rank, std::move(message));
+  early_.Add(rank, std::move(message), last);
   return absl::OkStatus();
 }
 
@@ -176,7 +185,7 @@ absl::Status LayoutChannel::MarkReady(std::uint32_t rank, std::uint64_t step,
       return report().Breach(absl::StatusCode::kFailedPrecondition, reason::kAlreadyReady, rank,
                              step, std::nullopt, "more marks than the layout has buckets");
     }
-    return Postpone(rank, step,
+    return Postpone(rank, step, /*last=*/false,
                     [this, rank, step, position,
                      kept = std::vector<std::uint32_t>(buckets.begin(), buckets.end())](
                         std::uint64_t then_ns, DeferredActions* then) {
@@ -207,7 +216,7 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   UsedMap& used = step_.used_map();
   if (*admission == Admission::kEarly) {
     if (used_map.size() > used.bytes()) return report().MalformedMap(rank, step, used_map);
-    return Postpone(rank, step,
+    return Postpone(rank, step, /*last=*/true,
                     [this, rank, step, position, kept = std::string(used_map)](
                         std::uint64_t then_ns, DeferredActions* then) {
                       return EndStep(rank, step, kept, position, then_ns, then);
@@ -241,7 +250,7 @@ absl::Status LayoutChannel::FinishStep(std::uint32_t rank, std::uint64_t step,
     if (used_map.size() > step_.used_map().bytes()) {
       return report().MalformedMap(rank, step, used_map);
     }
-    return Postpone(rank, step,
+    return Postpone(rank, step, /*last=*/true,
                     [this, rank, step, position, kept = std::string(used_map)](
                         std::uint64_t then_ns, DeferredActions* then) {
                       return FinishStep(rank, step, kept, position, then_ns, then);
@@ -262,7 +271,7 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
   const auto admission = Admit(rank, step, "AbandonStep");
   if (!admission.ok()) return admission.status();
   if (*admission == Admission::kEarly) {
-    return Postpone(rank, step,
+    return Postpone(rank, step, /*last=*/true,
                     [this, rank, step, kept = std::string(reason)](std::uint64_t then_ns,
                                                                    DeferredActions* then) {
                       return Abandon(rank, step, kept, then_ns, then);

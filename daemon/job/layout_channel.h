@@ -196,7 +196,9 @@ class LayoutChannel {
                                   absl::string_view what) const;
   // FAILED_PRECONDITION POSITION_MISMATCH: another rank is elsewhere in its data.
   absl::Status TakePosition(std::uint32_t rank, std::optional<Position> position);
-  absl::Status Postpone(std::uint32_t rank, std::uint64_t step, EarlyMessages::Message message);
+  // `last`: the message ends or abandons the step.
+  absl::Status Postpone(std::uint32_t rank, std::uint64_t step, bool last,
+                        EarlyMessages::Message message);
   RunningStep NewStep(std::uint64_t number) const;
   void StartStep(std::uint64_t now_ns);
   void Mark(std::uint32_t rank, std::size_t index, std::uint64_t now_ns, DeferredActions* actions);

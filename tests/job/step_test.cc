@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "daemon/arena/device_arena.h"
+#include "daemon/arena/semaphore_page.h"
 #include "tests/job/job_fixture.h"
 
 namespace gradsync::daemon {
@@ -392,6 +394,58 @@ TEST_F(StepTest, BuffersAreSummedAndHaveNoGradients) {
   ASSERT_EQ(done.record->stats.size(), 2u);
   EXPECT_EQ(done.record->stats[1].sum_of_squares, 0);
   EXPECT_EQ(done.record->stats[1].non_finite, 0u);
+}
+
+// ---- Messages about the next step, which ranks on GPUs may send
+
+class FakeDeviceArena final : public DeviceArena {
+ public:
+  const std::string& device() const override { return device_; }
+
+ private:
+  const std::string device_ = "GPU-0";
+};
+
+TEST_F(StepTest, MessageAfterAnEarlyEndOfTheStepIsABreach) {
+  Start(2);
+  LayoutRequest request = Request(Spec(2));
+  request.spec.on_gpu = true;
+  request.device = "GPU-0";
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const auto registered = job_->RegisterLayout(Of(rank), request);
+    ASSERT_TRUE(registered.ok()) << registered.status();
+    channel_ = registered->channel;
+  }
+  for (const std::uint32_t rank : {0u, 1u}) {
+    const auto arena = std::make_shared<FakeDeviceArena>();
+    const RankMemory memory{nullptr, nullptr, *SemaphorePage::Create(2), arena};
+    ASSERT_TRUE(job_->ArenaMapped(Of(rank), channel_, memory).ok());
+  }
+  // Rank 0 is a step ahead of rank 1, and ends that step in each of the three ways.
+  const std::string reason(1024, 'x');
+  std::uint64_t step = 1;
+  for (const int end : {0, 1, 2}) {
+    ASSERT_TRUE(job_->FinishStep(Of(0), channel_, step, "").ok());
+    ASSERT_TRUE(job_->MarkReady(Of(0), channel_, step + 1, {0, 1}).ok());
+    const absl::Status ended = end == 0   ? job_->AbandonStep(Of(0), channel_, step + 1, reason)
+                               : end == 1 ? job_->EndStep(Of(0), channel_, step + 1, "")
+                                          : job_->FinishStep(Of(0), channel_, step + 1, "");
+    EXPECT_TRUE(ended.ok()) << ended;
+    for (const absl::Status& late : {job_->AbandonStep(Of(0), channel_, step + 1, reason),
+                                     job_->EndStep(Of(0), channel_, step + 1, ""),
+                                     job_->FinishStep(Of(0), channel_, step + 1, ""),
+                                     job_->MarkReady(Of(0), channel_, step + 1, {})}) {
+      EXPECT_EQ(ReasonOf(late), "PROTOCOL_VIOLATION");
+      EXPECT_TRUE(Says(late, "after this rank had ended the step")) << late;
+    }
+    // Rank 1 gives both steps up.
+    ASSERT_TRUE(job_->AbandonStep(Of(1), channel_, step, "").ok());
+    if (end > 0) {
+      ASSERT_TRUE(job_->AbandonStep(Of(1), channel_, step + 1, "").ok());
+    }
+    step += 2;
+  }
+  EXPECT_EQ(sink(1).Of<StepDoneMessage>().size(), 6u);
 }
 
 // ---- Void steps of many buckets: other users have turns while the words are written
