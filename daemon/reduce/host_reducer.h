@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/reducer.h"
 
@@ -21,9 +22,11 @@ namespace gradsync::daemon {
 // larger ones of its flow; of several operations, ReduceAll() runs as many as one small one may
 // cost. Another one is cut into slices. Slices begin in the order of submission within a flow. Each
 // user and each flow has a count of its reduced bytes, to which every operation adds what it costs
-// to tell the ranks. The next slice is of the user with the lowest count, and there of the flow
-// with the lowest count. The thread that finishes the last slice calls done(). So the done() of two
-// operations of a flow may run at the same time, or in reverse order.
+// to tell the ranks. A slice that takes longer than its bytes usually do counts for more of them:
+// sums of subnormal numbers take up to eight times as long. The next slice is of the user with the
+// lowest count, and there of the flow with the lowest count. The thread that finishes the last
+// slice calls done(). So the done() of two operations of a flow may run at the same time, or in
+// reverse order.
 //
 // Idle threads sleep. Reduce() allocates nothing once its queues have grown to the most operations
 // ever outstanding.
@@ -44,8 +47,12 @@ class HostReducer final : public Reducer {
   // Slices begin at multiples of this in a bucket, so no two threads write one pair of cache lines.
   static constexpr std::size_t kSliceAlignment = 128;
 
-  // `threads` below 1 counts as 1.
-  explicit HostReducer(int threads);
+  // A slow slice counts for at most this many times its bytes. So a thread that the kernel stops
+  // for a while does not cost its user many turns.
+  static constexpr std::uint64_t kMostTimes = 8;
+
+  // `threads` below 1 counts as 1. `clock` measures slices; null: MonotonicNowNs().
+  explicit HostReducer(int threads, const Clock* clock = nullptr);
   // Finishes all submitted operations, done() included. Requires that no call of Reduce() is under
   // way; a done() may still call it.
   ~HostReducer() override;
@@ -73,6 +80,7 @@ class HostReducer final : public Reducer {
     std::uint64_t served = 0;
     std::uint64_t flow_served = 0;  // of the flow whose slice began last
     std::size_t active = 0;         // flows
+    std::size_t running = 0;        // slices
   };
   // Operations of one flow that have slices left to begin. A ring that grows and never shrinks.
   struct Flow {
@@ -91,10 +99,15 @@ class HostReducer final : public Reducer {
     ReduceOperation* operation;
     std::uint32_t slices;
     std::uint32_t index;
+    // Whom it counts for.
+    User* user;
+    Flow* flow;
+    std::uint64_t flow_id;
+    std::uint64_t cost;  // in bytes
   };
 
   std::uint32_t SliceCount(const ReduceOperation& operation) const;
-  static std::uint64_t CostOf(const Slice& slice);
+  static std::uint64_t CostOf(const Queued& queued);
   static void RunSlice(const Slice& slice);
   static void RunInline(ReduceOperation* operation);
   void Run();
@@ -102,8 +115,12 @@ class HostReducer final : public Reducer {
   void PushLocked(const Queued& queued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Requires active_ > 0.
   Slice NextSliceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The slice has taken so long.
+  void RanLocked(const Slice& slice, std::uint64_t ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::uint64_t NowNs() const { return clock_ == nullptr ? MonotonicNowNs() : clock_->NowNs(); }
 
   const std::size_t thread_count_;
+  const Clock* const clock_;
 
   Mutex mutex_;
   CondVar work_;  // a flow is active, or stopping_

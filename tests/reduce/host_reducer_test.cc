@@ -13,6 +13,7 @@
 
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/combine.h"
+#include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -325,16 +326,17 @@ TEST(HostReducerTest, SmallOperationsDoNotWaitForBusyThreads) {
 }
 
 // Records the names of operations in the order of their done(). The reducer has one thread, which
-// is blocked until all operations are submitted.
+// is blocked until all operations are submitted. Slices take no time unless the test says so.
 class Order {
  public:
-  Order() : reducer_(std::make_unique<HostReducer>(1)) { plug_.Occupy(reducer_.get()); }
+  Order() : reducer_(std::make_unique<HostReducer>(1, &clock_)) { plug_.Occupy(reducer_.get()); }
 
   void Submit(const std::string& name, std::size_t bytes, std::uint64_t flow,
-              std::uint32_t user = 0) {
+              std::uint32_t user = 0, std::uint64_t takes_ns = 0) {
     buckets_.push_back(std::make_unique<Bucket>(bytes, 2, flow, user));
-    buckets_.back()->operation()->done = [this, name](const ReduceTimes&) {
+    buckets_.back()->operation()->done = [this, name, takes_ns](const ReduceTimes&) {
       order_.push_back(name);
+      clock_.Advance(takes_ns);
     };
     reducer_->Reduce(buckets_.back()->operation());
   }
@@ -346,6 +348,7 @@ class Order {
   }
 
  private:
+  ManualClock clock_;
   Plug plug_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<std::string> order_;  // written by the one reduce thread, read after it has ended
@@ -393,6 +396,32 @@ TEST(HostReducerTest, TurnsAreCountedInBytes) {
   EXPECT_EQ(order.Finish(), (std::vector<std::string>{"A1", "b1", "b2", "A2", "b3", "b4"}));
 }
 
+TEST(HostReducerTest, SlowSlicesCountForTheirTime) {
+  constexpr std::uint64_t kSlowNs = 1'000'000'000;
+  Order order;
+  for (int i = 1; i <= 2; ++i) {
+    order.Submit("a" + std::to_string(i), kOneSlice, 1, /*user=*/1, kSlowNs);
+  }
+  std::vector<std::string> expected = {"a1"};
+  for (std::uint64_t i = 1; i <= HostReducer::kMostTimes + 1; ++i) {
+    order.Submit("b" + std::to_string(i), kOneSlice, 2, /*user=*/2);
+    expected.push_back("b" + std::to_string(i));
+  }
+  expected.insert(expected.end() - 1, "a2");
+  EXPECT_EQ(order.Finish(), expected);
+}
+
+// The same between the jobs of a user.
+TEST(HostReducerTest, SlowSlicesCountForTheirFlow) {
+  Order order;
+  // Twice as long as 13 bytes in a nanosecond would take, with what it costs to tell two ranks.
+  constexpr std::uint64_t kBytes = 4 * kOneSlice + 3 * (64 << 10);
+  order.Submit("a1", kOneSlice, 1, /*user=*/1, 2 * kBytes / 13 + 1);
+  order.Submit("a2", kOneSlice, 1, /*user=*/1);
+  for (int i = 1; i <= 3; ++i) order.Submit("b" + std::to_string(i), kOneSlice, 2, /*user=*/1);
+  EXPECT_EQ(order.Finish(), (std::vector<std::string>{"a1", "b1", "b2", "b3", "a2"}));
+}
+
 TEST(HostReducerTest, ManySmallOperationsOfOneMessageDoNotHoldTheSubmitter) {
   HostReducer reducer(1);
   Plug plug;
@@ -422,7 +451,8 @@ TEST(HostReducerTest, ManySmallOperationsOfOneMessageDoNotHoldTheSubmitter) {
 // A flow that submits its next operation when one is done gets only one turn in each round,
 // whatever its place in the round.
 TEST(HostReducerTest, ReturningFlowWaitsForItsTurn) {
-  HostReducer reducer(1);
+  const ManualClock clock;  // slices take no time
+  HostReducer reducer(1, &clock);
   Plug plug;
   plug.Occupy(&reducer);
   std::string order;
