@@ -1,5 +1,7 @@
 #include "daemon/base/log_limiter.h"
 
+#include <iterator>
+
 namespace gradsync::daemon {
 namespace {
 
@@ -12,15 +14,25 @@ bool LogLimiter::Ended(const Window& window, std::uint64_t now_ns) const {
   return now_ns - window.start_ns >= kWindowNs;
 }
 
+void LogLimiter::DropEnded(std::uint64_t now_ns) {
+  if (now_ns - dropped_ns_ < kWindowNs) return;
+  dropped_ns_ = now_ns;
+  for (auto it = windows_.begin(); it != windows_.end();) {
+    const Window& window = it->second;
+    it = window.suppressed == 0 && Ended(window, now_ns) ? windows_.erase(it) : std::next(it);
+  }
+}
+
 bool LogLimiter::Allow(std::string_view message, std::string_view user) {
+  const std::uint64_t now_ns = clock_->NowNs();
   std::pair<std::string, std::string> key(message, user);
   auto found = windows_.find(key);
   if (found == windows_.end()) {
+    if (windows_.size() >= kMaxMessages) DropEnded(now_ns);
     if (windows_.size() >= kMaxMessages) key = {std::string(kOtherMessages), ""};
     found = windows_.emplace(std::move(key), Window{}).first;
   }
   Window& window = found->second;
-  const std::uint64_t now_ns = clock_->NowNs();
   if (window.written == 0 || Ended(window, now_ns)) {
     window.start_ns = now_ns;
     window.written = 0;

@@ -16,8 +16,8 @@
 
 namespace gradsync::daemon {
 
-// Thread-compatible. Messages are constants of the program. If they are not, kMaxMessages bounds
-// the memory: all further messages share one count.
+// Thread-compatible. Messages are constants of the program, and users are few. If they are not,
+// kMaxMessages bounds the memory: all further messages share one count, until windows have ended.
 class LogLimiter {
  public:
   static constexpr std::size_t kMaxMessages = 1024;
@@ -50,6 +50,8 @@ class LogLimiter {
   };
 
   bool Ended(const Window& window, std::uint64_t now_ns) const;
+  // Forgets the windows that have ended, at most once in a window's time.
+  void DropEnded(std::uint64_t now_ns);
   std::vector<Suppressed> Take(bool ended_only);
 
   const Clock* const clock_;
@@ -57,6 +59,7 @@ class LogLimiter {
   // By message and user.
   std::map<std::pair<std::string, std::string>, Window> windows_;
   std::size_t windows_suppressing_ = 0;
+  std::uint64_t dropped_ns_ = 0;  // when DropEnded looked for the last time
 };
 
 }  // namespace gradsync::daemon

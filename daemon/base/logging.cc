@@ -52,10 +52,12 @@ const char* JournalPrefix(LogLevel level) {
   return "<3>";
 }
 
-// The user whom a line is about: the field `uid`; empty if it has none.
+// The user whom a line is about: the field `uid`, a number, or `user`, which may also name a pod;
+// empty if it has neither.
 std::string UserOf(absl::Span<const LogField> fields) {
   for (const LogField& field : fields) {
     if (field.key == "uid") return absl::StrCat(field.value.unsigned_value());
+    if (field.key == "user") return std::string(field.value.text());
   }
   return "";
 }
@@ -149,7 +151,8 @@ class Logging {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const LogLimiter::Suppressed& lines : suppressed) {
       std::vector<LogField> fields = {{"message", lines.message}, {"count", lines.count}};
-      if (!lines.user.empty()) fields.push_back({"uid", lines.user});
+      const bool is_uid = lines.user.find_first_not_of("0123456789") == std::string::npos;
+      if (!lines.user.empty()) fields.push_back({is_uid ? "uid" : "user", lines.user});
       WriteLocked(LogLevel::kWarning, "suppressed lines", fields);
     }
   }

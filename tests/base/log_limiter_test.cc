@@ -91,5 +91,22 @@ TEST_F(LogLimiterTest, MemoryIsBounded) {
   EXPECT_EQ(taken[0].count, 97u);
 }
 
+// Otherwise users who come later would share one count for good.
+TEST_F(LogLimiterTest, EndedWindowsAreForgotten) {
+  for (std::size_t i = 0; i <= LogLimiter::kMaxMessages; ++i) {
+    limiter_.Allow("a", std::to_string(i));
+  }
+  EXPECT_EQ(AllowedOf(10, "b"), 2) << "it shares a count with the last user";
+  clock_.Advance(kSecond);
+  EXPECT_EQ(limiter_.TakeSuppressed().size(), 1u);
+  EXPECT_EQ(AllowedOf(10, "b"), 3);
+  EXPECT_EQ(AllowedOf(10, "c"), 3);
+  clock_.Advance(kSecond);
+  const auto suppressed = limiter_.TakeSuppressed();
+  ASSERT_EQ(suppressed.size(), 2u);
+  EXPECT_EQ(suppressed[0].message, "b");
+  EXPECT_EQ(suppressed[1].message, "c");
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

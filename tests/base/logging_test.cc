@@ -121,6 +121,21 @@ TEST_F(LoggingTest, CountOfSuppressedLinesIsWritten) {
   EXPECT_THAT(lines[kLimitedLinesPerSecond + 2], EndsWith("INFO another"));
 }
 
+TEST_F(LoggingTest, LimitHoldsForEachUserHoweverALineNamesThem) {
+  ASSERT_TRUE(InitLogging(options_).ok());
+  for (const char* user : {"1000", "1000 in pod 6f1e0c4a"}) {
+    for (int i = 0; i < kLimitedLinesPerSecond + 1; ++i) {
+      LogLimited(LogLevel::kWarning, "refused", {{"user", user}});
+    }
+  }
+  EXPECT_THAT(Lines(), SizeIs(2 * kLimitedLinesPerSecond));
+  FlushLogging();
+  const auto lines = Lines();
+  ASSERT_THAT(lines, SizeIs(2 * kLimitedLinesPerSecond + 2));
+  EXPECT_THAT(lines[2 * kLimitedLinesPerSecond], EndsWith("count=1 uid=1000"));
+  EXPECT_THAT(lines.back(), EndsWith("count=1 user=\"1000 in pod 6f1e0c4a\""));
+}
+
 TEST_F(LoggingTest, FlushWritesTheRemainingCounts) {
   ASSERT_TRUE(InitLogging(options_).ok());
   for (int i = 0; i < kLimitedLinesPerSecond + 2; ++i) LogLimited(LogLevel::kInfo, "refused");
