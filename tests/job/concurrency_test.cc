@@ -38,10 +38,12 @@ constexpr std::uint64_t kStepsInAll = 600;  // complete ones
 constexpr std::uint64_t kStepTimeoutNs = 1'000'000'000;
 constexpr std::uint64_t kStagingBytes = 256;
 
-// Elements of each bucket. The submitting thread reduces the two small buckets itself; the large
-// one goes to the reduce threads.
-constexpr std::uint64_t kCounts[] = {5, 24 * 1024, 16};
-constexpr std::uint32_t kBuckets = 3;
+// Elements of each bucket. The submitting thread reduces the small buckets itself; the large one
+// goes to the reduce threads. With so many buckets, the executor ends void steps.
+constexpr std::uint64_t kCounts[] = {5, 24 * 1024, 16, 1, 1, 1, 1, 1, 1, 1, 1};
+constexpr std::uint32_t kBuckets = 11;
+// The third message marks all buckets but the first two.
+constexpr std::uint32_t kMarks = 3;
 static_assert(2 * kRanks * kCounts[1] * sizeof(float) > HostReducer::kInlineTrafficBytes);
 
 LayoutSpec Spec() {
@@ -196,16 +198,21 @@ class Trainer {
 
   // False if the session has ended.
   bool TakeStep(std::uint64_t step) {
-    std::uint32_t order[kBuckets] = {0, 1, 2};
-    std::shuffle(order, order + kBuckets, random_);
-    for (const std::uint32_t bucket : order) {
+    std::uint32_t order[kMarks] = {0, 1, 2};
+    std::shuffle(order, order + kMarks, random_);
+    for (const std::uint32_t first : order) {
       if (Chance(60)) return Abandon(step);
       if (Chance(200)) return Die();
-      float* const data = memory_->At<float>(offsets_[bucket]);
-      for (std::uint64_t i = 0; i < kCounts[bucket]; ++i) {
-        data[i] = Gradient(rank_, step, bucket, i);
+      std::vector<std::uint32_t> buckets;
+      const std::uint32_t last = first + 1 < kMarks ? first : kBuckets - 1;
+      for (std::uint32_t bucket = first; bucket <= last; ++bucket) {
+        buckets.push_back(bucket);
+        float* const data = memory_->At<float>(offsets_[bucket]);
+        for (std::uint64_t i = 0; i < kCounts[bucket]; ++i) {
+          data[i] = Gradient(rank_, step, bucket, i);
+        }
       }
-      Expect(job_->MarkReady(session_, channel_, step, {bucket}));
+      Expect(job_->MarkReady(session_, channel_, step, buckets));
     }
     Expect(job_->EndStep(session_, channel_, step, ""));
     return AwaitVerdict(step, order[0]);
