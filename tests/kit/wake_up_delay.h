@@ -7,12 +7,23 @@
 
 namespace gradsync {
 
-// Returns (bound_ns + 10 * d) * n. d is the longest delay since `since_ns` with which a sleeping
-// thread of this process woke up. n is the number of threads that want each core. On an idle
-// machine that adds about 1 ms. On a busy one it adds what the kernel alone costs: a message passes
-// through about ten threads. Each has to wake up, and then shares its core.
+// Returns (bound_ns + 10 * d) * n. d is a delay with which a sleeping thread of this process has
+// woken up since `since_ns`. n is the number of threads that wanted each core in that time, at
+// least
+// 1. On an idle machine that adds about 1 ms. On a busy one it adds what the kernel alone costs: a
+// message passes through about ten threads. Each has to wake up, and then shares its core.
+//
+// `share`: how many of the measured times keep the bound: 1 all, 0.5 a median. With 1, d is the
+// longest delay. Else it is one that so few wake-ups exceed that ten in a row keep below it with
+// this probability: for a median, one in twenty is longer.
+//
+// n counts all threads of the machine, an attacker's too: those have the priority of the daemon's,
+// so the kernel gives them their share of the cores whatever the daemon does. What n cannot excuse
+// is work that the daemon does for an attacker first: while it waits for that, a step's threads
+// sleep.
+//
 // `since_ns` is on the clock of NowNs(). Thread-safe. Needs a running googletest program.
-std::uint64_t FairBoundNs(std::uint64_t bound_ns, std::uint64_t since_ns);
+std::uint64_t FairBoundNs(std::uint64_t bound_ns, std::uint64_t since_ns, double share = 1.0);
 
 }  // namespace gradsync
 
