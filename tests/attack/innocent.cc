@@ -1,6 +1,10 @@
 // A job that does nothing but its steps, and measures them: the neighbour of an attacker.
 //
 //   innocent --socket=PATH [--uid=N] [--job=NAME] [--ranks=N] [--buckets=N] [--count=N]
+//            [--other_socket=PATH --coordinator=HOST:PORT]
+//
+// With --other_socket, the second half of the ranks is on another node, whose daemon has that
+// socket.
 //
 // Prints READY when its layout is ready. Then each line of standard input is a number of steps: it
 // runs them and prints "p50_us=N p99_us=N max_us=N wrong=N", or "error=TEXT" and ends. `count` is
@@ -104,9 +108,12 @@ int Main(int argc, char** argv) {
     std::cout << "error=" << why << std::endl;
     return 1;
   };
+  const std::string coordinator = flags["--coordinator"];
   const absl::Status joined = OnAll(&ranks, [&](std::uint32_t i) {
     SessionOptions options;
-    options.socket = flags["--socket"];
+    const bool elsewhere = flags.count("--other_socket") > 0 && i >= world_size / 2;
+    options.socket = flags.at(elsewhere ? "--other_socket" : "--socket");
+    options.coordinator = coordinator;
     options.job_id = flags["--job"];
     options.rank = i;
     options.world_size = world_size;
