@@ -2,17 +2,22 @@
 
 import dataclasses
 import os
+import subprocess
+import sys
 
-from neighbours import Steps
+from neighbours import Attacker, Steps, attacks_of
 from process_footprint import Footprint, footprint_of, grown
-from soak import Round, faults_of
+from soak import Round, faults_of, growth_of, line_of
 
 IDLE = Steps(p50_us=2000, p99_us=3000, max_us=9000, wrong=0)
-FOOTPRINT = Footprint(memory_kib=100_000, files=30, threads=20, mappings=500, shared_files=3)
+FAST = Steps(p50_us=100, p99_us=200, max_us=9000, wrong=0)
+FOOTPRINT = Footprint(
+    memory_kib=100_000, files=30, threads=20, mappings=500, processes=2, shared_files=3
+)
 
 
-def under(steps):
-    return faults_of(Round("flood", {"small": IDLE}, {"small": steps}, FOOTPRINT))
+def under(steps, idle=IDLE):
+    return faults_of(Round("flood", {"small": idle}, {"small": steps}, FOOTPRINT))
 
 
 def test_a_job_within_its_bounds_has_no_fault():
@@ -21,12 +26,87 @@ def test_a_job_within_its_bounds_has_no_fault():
 
 def test_a_slow_median_a_slow_p99_and_a_wrong_sum_are_faults():
     assert under(Steps(6001, 15_000, 15_000, 0)) == [
-        "flood: job small: p50_us 6001, 2000 without it; at most 3 times as long"
+        "flood: job small: p50_us 6001, 2000 without it; at most 6000"
     ]
     assert under(Steps(6000, 15_001, 15_001, 0)) == [
-        "flood: job small: p99_us 15001, 3000 without it; at most 5 times as long"
+        "flood: job small: p99_us 15001, 3000 without it; at most 15000"
     ]
     assert under(Steps(2000, 3000, 3000, 1)) == ["flood: job small has 1 wrong sums"]
+
+
+def test_a_fast_step_may_take_a_millisecond_longer():
+    assert under(Steps(1100, 1200, 1200, 0), FAST) == []
+    assert under(Steps(1101, 1200, 1200, 0), FAST) == [
+        "flood: job small: p50_us 1101, 100 without it; at most 1100"
+    ]
+    assert under(Steps(1100, 1201, 1201, 0), FAST) == [
+        "flood: job small: p99_us 1201, 200 without it; at most 1200"
+    ]
+
+
+def test_what_was_wrong_with_the_attacker_is_a_fault():
+    one = Round("flood", {"small": IDLE}, {"small": IDLE}, FOOTPRINT, ("attack flood: why",))
+    assert faults_of(one) == ["attack flood: why"]
+
+
+def test_growth_is_known_when_attacks_have_run_twice():
+    larger = dataclasses.replace(FOOTPRINT, files=10**6)
+    rounds = [Round(name, {}, {}, FOOTPRINT) for name in "ab"] + [Round("a", {}, {}, larger)]
+    assert growth_of(rounds[:2], 2) == []
+    assert len(growth_of(rounds, 2)) == 1
+
+
+def test_a_line_has_each_job_and_the_footprint():
+    words = line_of(Round("flood", {"small": IDLE}, {"small": FAST}, FOOTPRINT), 12).split()
+    assert words == "12 flood 100 0.05 200 0.07 97.7 2 30 20 500".split()
+
+
+def attack(program):
+    """What was wrong with an attacker that runs this program."""
+    return Attacker("flood", [sys.executable, "-c", program]).end()
+
+
+READY = "import sys; print('READY', flush=True); "
+
+
+def test_an_attacker_goes_on_until_its_input_ends():
+    assert attack(READY + "sys.stdin.read()") == []
+
+
+def test_an_attacker_that_was_refused_everything_exits_with_0():
+    assert attack("") == []
+
+
+def test_an_attacker_that_fails_is_a_fault_by_name():
+    assert attack("import os; os.abort()") == ["attack flood was ended by SIGABRT"]
+    assert attack(READY + "sys.exit('no socket')") == ["attack flood exited with 1: no socket"]
+    assert attack("import sys; print('gone', flush=True); sys.stdin.read()") == [
+        "attack flood does not begin: gone"
+    ]
+
+
+def test_attacks_are_those_that_the_programs_list(tmp_path):
+    def lists(name, attacks):
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\n[ $1 = --list ] && printf '{attacks}'\n")
+        program.chmod(0o755)
+        return str(program)
+
+    programs = {
+        "attacker": lists("attacker", "flood\\n"),
+        "port_attacker": lists("port_attacker", "peer_flood\\n"),
+        "memory_attacker": "/bin/memory_attacker",
+    }
+    attacks = attacks_of(programs, "/x.sock", "127.0.0.1:7", 12)
+    assert attacks["flood"] == [
+        programs["attacker"],
+        "--attack=flood",
+        "--socket=/x.sock",
+        "--peer=127.0.0.1:7",
+        "--uid=12",
+    ]
+    assert attacks["peer_flood"][0] == programs["port_attacker"]
+    assert attacks["unread_answers"] == ["/bin/memory_attacker", "/x.sock", "unread", "16"]
 
 
 def test_everything_that_grows_is_a_fault():
@@ -45,3 +125,14 @@ def test_an_open_file_counts():
     finally:
         os.close(fd)
     assert before.memory_kib > 1000 and before.threads >= 1 and before.mappings > 10
+
+
+def test_a_child_counts():
+    before = footprint_of(os.getpid())
+    child = subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE)
+    try:
+        now = footprint_of(os.getpid())
+    finally:
+        child.communicate()
+    assert now.processes == before.processes + 1
+    assert now.mappings > before.mappings and now.memory_kib > before.memory_kib

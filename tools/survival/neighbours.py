@@ -1,4 +1,4 @@
-"""Attackers and innocent jobs of other users: the programs of tests/attack."""
+"""Attackers and innocent jobs of other users: the programs of tests/attack and tests/fault."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import dataclasses
 import os
 import re
 import select
+import signal
 import subprocess
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from launcher import end_with_parent
 
 # Nothing of a round takes longer, on a busy machine.
 _PATIENCE_S = 120.0
+# So long an attacker may need to end: it has the lowest priority.
+_END_S = 60.0
 
 
 class JobEnded(Exception):
@@ -46,46 +50,60 @@ class _Program:
             os.nice(nice)
 
         self.name = name
+        self._errors = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             bufsize=1,
             preexec_fn=prepare,
         )
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def send(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line + "\n")
         except BrokenPipeError:
-            raise JobEnded(f"{self.name} has ended") from None
+            raise JobEnded(f"{self.name} {self.how_it_ends() or 'has ended'}") from None
 
     def line(self, limit_s: float = _PATIENCE_S) -> str:
-        """The next line.
+        """The next line; "" if it has closed its output.
 
         Raises:
-          JobEnded: none comes.
+          JobEnded: it says nothing.
         """
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], limit_s)
         if not ready:
             raise JobEnded(f"{self.name} says nothing for {limit_s:.0f} s")
-        line = self._process.stdout.readline().strip()
-        if not line:
-            raise JobEnded(f"{self.name} has ended")
-        return line
+        return self._process.stdout.readline().strip()
 
-    def end(self) -> None:
-        """Ends the input, then the process."""
+    def close_input(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # a line that it has not read
+
+    def how_it_ends(self) -> str:
+        """Waits for the end. Kills it if it does not end. Says how, and what it said last."""
+        try:
+            code = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self.kill()
+            return f"does not end within {_END_S:.0f} s"
+        if code == 0:
+            return ""
+        how = f"exited with {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()
+        return f"{how}: {said.splitlines()[-1]}" if said else how
 
     def kill(self) -> None:
         self._process.kill()
@@ -97,36 +115,65 @@ _MEMORY_ATTACKS = {
     "long_messages": ("messages", "8", str(16 << 20)),
     "unopened_streams": ("streams", "600"),
     "long_names": ("layouts", "32", "64", "2000"),
+    "many_buckets_and_ranks": ("buckets", "32", "16", "4096", "32"),
+    "many_timelines": ("buckets", "32", "64", "1365", "1"),
     "unread_answers": ("unread", "16"),
+    "unread_reflection": ("reflection", "600"),
     "many_jobs": ("jobs", "50", "4"),
 }
 
 
-def attacks_of(attacker: str, memory_attacker: str, socket: str, uid: int) -> dict[str, list[str]]:
-    """All attacks on a daemon: name and command line."""
-    listed = subprocess.run([attacker, "--list"], capture_output=True, text=True, check=True)
-    attacks = {
-        name: [attacker, f"--attack={name}", f"--socket={socket}", f"--uid={uid}"]
-        for name in listed.stdout.split()
-    }
+def attacks_of(
+    programs: Mapping[str, str], socket: str, peer: str, uid: int
+) -> dict[str, list[str]]:
+    """All attacks on a daemon: name and command line.
+
+    Args:
+      programs: attacker, port_attacker and memory_attacker.
+      socket: of the daemon.
+      peer: "host:port" where other nodes reach it.
+      uid: of the attacker, except on the peer port.
+    """
+    attacks = {}
+    for program in (programs["attacker"], programs["port_attacker"]):
+        listed = subprocess.run([program, "--list"], capture_output=True, text=True, check=True)
+        for name in listed.stdout.split():
+            attacks[name] = [
+                program,
+                f"--attack={name}",
+                f"--socket={socket}",
+                f"--peer={peer}",
+                f"--uid={uid}",
+            ]
     for name, words in _MEMORY_ATTACKS.items():
-        attacks[name] = [memory_attacker, socket, *words]
+        attacks[name] = [programs["memory_attacker"], socket, *words]
     return attacks
 
 
 class Attacker:
-    """One attack, from when it is at its full strength until end()."""
+    """One attack, from when it is at its full strength until end().
+
+    What the daemon refuses is no failure of an attacker: it goes on or exits with 0. So any other
+    end is a fault of the run.
+    """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self._program = _Program(command, f"attack {name}", nice=19)
+        self._faults: list[str] = []
         try:
-            self._program.line()  # it is at its full strength
-        except JobEnded:
-            pass  # the daemon has refused it everything
+            said = self._program.line()
+            if said not in ("READY", ""):  # "": it has ended, end() says how
+                self._faults.append(f"attack {name} does not begin: {said}")
+        except JobEnded as silent:
+            self._faults.append(str(silent))
 
-    def end(self) -> None:
-        """Ends the attack."""
-        self._program.end()
+    def end(self) -> list[str]:
+        """Ends the attack. Returns what was wrong with it, as sentences."""
+        self._program.close_input()
+        how = self._program.how_it_ends()
+        if how:
+            self._faults.append(f"{self._program.name} {how}")
+        return self._faults
 
 
 class InnocentJob:
@@ -144,7 +191,7 @@ class InnocentJob:
         if self._ready is None:
             said = self._program.line()
             if said != "READY":
-                raise JobEnded(f"{self._program.name} does not begin: {said}")
+                raise JobEnded(f"{self._program.name} does not begin: {said or self._how()}")
             self._ready = True
         self._program.send(str(steps))
 
@@ -157,9 +204,16 @@ class InnocentJob:
         said = self._program.line()
         numbers = re.fullmatch(r"p50_us=(\d+) p99_us=(\d+) max_us=(\d+) wrong=(\d+)", said)
         if numbers is None:
-            raise JobEnded(f"{self._program.name}: {said}")
+            raise JobEnded(f"{self._program.name}: {said or self._how()}")
         return Steps(*(int(number) for number in numbers.groups()))
+
+    @property
+    def ended(self) -> bool:
+        return self._program.ended
 
     def kill(self) -> None:
         """SIGKILL: the daemon loses every rank."""
         self._program.kill()
+
+    def _how(self) -> str:
+        return self._program.how_it_ends() or "it has ended"

@@ -1,4 +1,4 @@
-"""What a process has of the kernel's things, counted in /proc."""
+"""What a process and its children have of the kernel's things, counted in /proc."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _MAPPINGS = 40
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """One process at one moment.
+    """A process and its children at one moment: a daemon's children are the engines of its jobs.
 
     Attributes:
-      memory_kib: resident, shared memory included.
+      memory_kib: resident. Memory that several of them share counts in each.
       files: open descriptors.
-      threads: of the process.
+      threads: of them all.
       mappings: lines of /proc/PID/maps.
+      processes: how many they are.
       shared_files: files in /dev/shm, of every process.
     """
 
@@ -32,11 +33,35 @@ class Footprint:
     files: int
     threads: int
     mappings: int
+    processes: int
     shared_files: int
 
 
 def footprint_of(pid: int) -> Footprint:
-    """Counts now."""
+    """Counts now.
+
+    Raises:
+      OSError: the process has ended.
+    """
+    all_of = [_counts(pid)]
+    for child in _children(pid):
+        try:
+            all_of.append(_counts(child))
+        except OSError:
+            pass  # it has ended meanwhile
+    memory_kib, files, threads, mappings = (sum(counts) for counts in zip(*all_of))
+    return Footprint(
+        memory_kib=memory_kib,
+        files=files,
+        threads=threads,
+        mappings=mappings,
+        processes=len(all_of),
+        shared_files=len(os.listdir("/dev/shm")),
+    )
+
+
+def _counts(pid: int) -> tuple[int, int, int, int]:
+    """Memory in KiB, descriptors, threads, mappings."""
     folder = pathlib.Path("/proc", str(pid))
     status = (folder / "status").read_text()
 
@@ -44,13 +69,23 @@ def footprint_of(pid: int) -> Footprint:
         found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
         return int(found[1]) if found else 0
 
-    return Footprint(
-        memory_kib=number("VmRSS"),
-        files=len(os.listdir(folder / "fd")),
-        threads=number("Threads"),
-        mappings=(folder / "maps").read_text().count("\n"),
-        shared_files=len(os.listdir("/dev/shm")),
+    return (
+        number("VmRSS"),
+        len(os.listdir(folder / "fd")),
+        number("Threads"),
+        (folder / "maps").read_text().count("\n"),
     )
+
+
+def _children(pid: int) -> list[int]:
+    """Processes that a thread of this one has started."""
+    found = []
+    for thread in pathlib.Path("/proc", str(pid), "task").iterdir():
+        try:
+            found += [int(word) for word in (thread / "children").read_text().split()]
+        except OSError:
+            pass  # the thread has ended meanwhile
+    return found
 
 
 def grown(first: Footprint, last: Footprint) -> list[str]:
@@ -60,6 +95,7 @@ def grown(first: Footprint, last: Footprint) -> list[str]:
         "files": first.files + _FILES,
         "threads": first.threads + _THREADS,
         "mappings": first.mappings + _MAPPINGS,
+        "processes": first.processes,
         "shared_files": first.shared_files,
     }
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -23,24 +24,35 @@ from progress_line import ProgressLine
 from source_tree import NotBuilt, find_daemon, find_program
 from stranger_daemon import StrangerDaemon
 
+# How much longer a step may take under attack than without one.
+_MEDIAN_TIMES = 3.0
+_P99_TIMES = 5.0
+# That much longer it may always take: a delay that the kernel alone can cause on a busy machine.
+_MORE_US = 1000
+
 _DESCRIPTION = """\
-Runs a gradsyncd for N minutes under every attack of tests/attack, one after the other, beside jobs
-of other users, and looks whether anything grows or suffers.
+Runs a gradsyncd for N minutes under every attack of tests/attack and of
+tests/fault/memory_attacker.cc, one after the other, beside jobs of other users, and looks whether
+anything grows or suffers.
 
-Two innocent jobs run steps all the time, one with small buckets, one with large ones. A third job
-is killed at random moments and begins again. Attackers run at the lowest priority: the daemon
-cannot keep them from using a CPU that the kernel gives them.
+Three innocent jobs run steps all the time: one with small buckets, one with large ones, and one
+whose second rank is on another node, a second gradsyncd. A fourth job is killed at random moments
+and begins again. Attackers run at the lowest priority: the daemon cannot keep them from using a CPU
+that the kernel gives them. Those of the peer port run as root, from an address of their own, as
+another machine would.
 """
-_EPILOG = """\
-In each round one attack runs. The innocent jobs' steps are measured before it and under it:
+_EPILOG = f"""\
+In each round one attack runs. The innocent jobs' steps are measured before it, and again while it
+is at its full strength:
 
-  median    under attack at most 3 times as long
-  p99       under attack at most 5 times as long
+  median    at most {_MEDIAN_TIMES:g} times as long, or {_MORE_US} us longer if that is more
+  p99       at most {_P99_TIMES:g} times as long, or {_MORE_US} us longer if that is more
   sums      every one is right
+  attacker  goes on until it is told to end, and exits with 0
 
-After each round, and once everything that the attacker made has ended, the daemon's open files,
-threads, mappings and memory are counted. Between the first time that every attack has run and the
-end, none may grow.
+After each round, and once everything that the attacker made has ended, the processes, open files,
+threads, mappings and memory of the daemon and its engines are counted. Between the first time that
+every attack has run and the end, none may grow.
 
 Run it as root: attackers and jobs have users of their own. Exit status: 0 all held; 1 something
 did not, or a job failed; 2 wrong usage, or gradsync is not built; 130 interrupted.
@@ -48,15 +60,35 @@ did not, or a job failed; 2 wrong usage, or gradsync is not built; 130 interrupt
 
 _ATTACKER = 12345
 _MORTAL = 34567
+
+
+class WrongAttack(Exception):
+    """There is no attack of that name; the text says which there are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _JobPlan:
+    """An innocent job.
+
+    Attributes:
+      uid: its user.
+      flags: of innocent.cc.
+      steps: that are measured; twenty or five of them are slower than p99. A fast job runs more,
+        so that all take about as long: seconds. An attacker's sessions end after 40 s.
+      across: whether its second rank is on the other node.
+    """
+
+    uid: int
+    flags: tuple[str, ...]
+    steps: int
+    across: bool = False
+
+
 _JOBS = {
-    "small": (23456, ("--buckets=8", "--count=16384")),
-    "large": (23457, ("--buckets=2", "--count=1048576")),
+    "small": _JobPlan(23456, ("--buckets=8", "--count=16384"), 2000),
+    "large": _JobPlan(23457, ("--buckets=2", "--count=1048576"), 500),
+    "across": _JobPlan(23458, ("--buckets=4", "--count=16384"), 500, across=True),
 }
-_STEPS = 200
-_MEDIAN_TIMES = 3.0
-_P99_TIMES = 5.0
-# A step below this is not worth a ratio: the machine's own noise is larger.
-_LEAST_US = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,52 +99,65 @@ class Round:
       attack: its name.
       idle: each job's steps before it.
       attacked: each job's steps under it.
-      footprint: of the daemon after it.
+      footprint: of the daemon and its engines after it.
+      failures: what was wrong with the attacker or the job that dies, as sentences.
     """
 
     attack: str
     idle: dict[str, Steps]
     attacked: dict[str, Steps]
     footprint: Footprint
+    failures: tuple[str, ...] = ()
+
+
+def most_us(idle_us: int, times: float) -> float:
+    """How long a step may take under attack."""
+    return max(times * idle_us, idle_us + _MORE_US)
 
 
 def faults_of(one: Round) -> list[str]:
     """What did not hold in a round, as sentences."""
-    faults = []
+    faults = list(one.failures)
     for name, steps in one.attacked.items():
         idle = one.idle[name]
         if steps.wrong or idle.wrong:
             faults.append(f"{one.attack}: job {name} has {steps.wrong + idle.wrong} wrong sums")
         for kind, times in (("p50_us", _MEDIAN_TIMES), ("p99_us", _P99_TIMES)):
             before, under = getattr(idle, kind), getattr(steps, kind)
-            if under > times * max(before, _LEAST_US):
+            most = most_us(before, times)
+            if under > most:
                 faults.append(
-                    f"{one.attack}: job {name}: {kind} {under}, {before} without it; at most "
-                    f"{times:g} times as long"
+                    f"{one.attack}: job {name}: {kind} {under}, {before} without it; "
+                    f"at most {most:g}"
                 )
     return faults
 
 
 class Soak:
-    """One run. It owns the daemon and every process."""
+    """One run. It owns the processes besides the daemons."""
 
-    def __init__(self, daemon: StrangerDaemon, programs: dict[str, str], seed: int) -> None:
+    def __init__(
+        self,
+        daemon: StrangerDaemon,
+        other: StrangerDaemon,
+        programs: dict[str, str],
+        seed: int,
+    ) -> None:
         self._daemon = daemon
-        self._programs = programs
+        self._innocent = programs["innocent"]
         self._random = random.Random(seed)
         self._progress = ProgressLine()
-        self.attacks = attacks_of(
-            programs["attacker"], programs["memory_attacker"], daemon.socket, _ATTACKER
-        )
+        self.attacks = attacks_of(programs, daemon.socket, daemon.peer, _ATTACKER)
+        elsewhere = (f"--other_socket={other.socket}", f"--coordinator={daemon.peer}")
         self._jobs = {
-            name: InnocentJob(programs["innocent"], daemon.socket, uid, name, flags)
-            for name, (uid, flags) in _JOBS.items()
+            name: self._job(plan.uid, name, plan.flags + (elsewhere if plan.across else ()))
+            for name, plan in _JOBS.items()
         }
         self._mortal: Optional[InnocentJob] = None
         self.deaths = 0
 
     def close(self) -> None:
-        """Ends every process but the daemon."""
+        """Ends every process but the daemons."""
         for job in [*self._jobs.values(), self._mortal]:
             if job is not None:
                 job.kill()
@@ -122,18 +167,23 @@ class Soak:
         self._progress.show(f"{attack}: idle")
         idle = self._steps()
         attacker = Attacker(attack, self.attacks[attack])
+        failures: list[str] = []
         try:
             self._progress.show(attack)
             self._lose_someone()
             attacked = self._steps()
+            failures += self._why_mortal_ended(attack)
         finally:
-            attacker.end()
-        return Round(attack, idle, attacked, self._daemon.settled())
+            failures += attacker.end()
+        return Round(attack, idle, attacked, self._daemon.settled(), tuple(failures))
+
+    def _job(self, uid: int, name: str, flags: tuple[str, ...]) -> InnocentJob:
+        return InnocentJob(self._innocent, self._daemon.socket, uid, name, flags)
 
     def _steps(self) -> dict[str, Steps]:
-        # At the same time: the daemon has to serve both.
-        for job in self._jobs.values():
-            job.begin(_STEPS)
+        # At the same time: the daemon has to serve all.
+        for name, job in self._jobs.items():
+            job.begin(_JOBS[name].steps)
         return {name: job.result() for name, job in self._jobs.items()}
 
     def _lose_someone(self) -> None:
@@ -142,14 +192,19 @@ class Soak:
             time.sleep(self._random.uniform(0, 0.2))
             self._mortal.kill()
             self.deaths += 1
-        self._mortal = InnocentJob(
-            self._programs["innocent"],
-            self._daemon.socket,
-            _MORTAL,
-            "mortal",
-            ("--ranks=3", "--count=4096"),
-        )
+        self._mortal = self._job(_MORTAL, "mortal", ("--ranks=3", "--count=4096"))
         self._mortal.begin(10**9)
+
+    def _why_mortal_ended(self, attack: str) -> list[str]:
+        """Empty if only this program ends it."""
+        if self._mortal is None or not self._mortal.ended:
+            return []
+        try:
+            self._mortal.result()
+        except JobEnded as ended:
+            self._mortal = None
+            return [f"{attack}: {ended}"]
+        return []
 
 
 def line_of(one: Round, seconds: float) -> str:
@@ -157,17 +212,22 @@ def line_of(one: Round, seconds: float) -> str:
     words = [f"{seconds:7.0f}  {one.attack:22}"]
     for name, steps in one.attacked.items():
         idle = one.idle[name]
-        words.append(f"{steps.p50_us:7} {steps.p50_us / max(1, idle.p50_us):5.2f}")
+        words.append(f"{steps.p50_us:10} {steps.p50_us / max(1, idle.p50_us):5.2f}")
         words.append(f"{steps.p99_us:7} {steps.p99_us / max(1, idle.p99_us):5.2f}")
     now = one.footprint
-    words.append(f"{now.memory_kib / 1024:8.1f} {now.files:6} {now.threads:8} {now.mappings:9}")
+    words.append(f"{now.memory_kib / 1024:8.1f} {now.processes:6} {now.files:6}")
+    words.append(f"{now.threads:8} {now.mappings:9}")
     return " ".join(words)
 
 
+_LEGEND = f"""\
+Each job's steps under attack, in us. x: how many times as long as without it, at most
+{_MEDIAN_TIMES:g} (p50) and {_P99_TIMES:g} (p99), or {_MORE_US} us longer if that is more.
+Then the daemon and its engines after the attack."""
 _HEAD = (
     f"{'seconds':>7}  {'attack':22} "
-    + " ".join(f"{name + ' p50':>7} {'x':>5} {'p99':>7} {'x':>5}" for name in _JOBS)
-    + f" {'MiB':>8} {'files':>6} {'threads':>8} {'mappings':>9}"
+    + " ".join(f"{name + ' p50':>10} {'x':>5} {'p99':>7} {'x':>5}" for name in _JOBS)
+    + f" {'MiB':>8} {'procs':>6} {'files':>6} {'threads':>8} {'mappings':>9}"
 )
 
 
@@ -175,45 +235,56 @@ def run(options: argparse.Namespace) -> int:
     """Runs the rounds. Returns the exit status."""
     programs = {
         "attacker": find_program("tests/attack/attacker"),
+        "port_attacker": find_program("tests/attack/port_attacker"),
         "memory_attacker": find_program("tests/fault/memory_attacker"),
         "innocent": find_program("tests/attack/innocent"),
     }
+    program = find_daemon(options.daemon)
     began = time.monotonic()
     rounds: list[Round] = []
     faults: list[str] = []
-    settled_after: Optional[int] = None  # rounds until every attack has run once
-    with tempfile.TemporaryDirectory(prefix="gradsync-soak-") as folder:
-        os.chmod(folder, 0o755)
-        with StrangerDaemon(find_daemon(options.daemon), pathlib.Path(folder)) as daemon:
-            soak = Soak(daemon, programs, options.seed)
-            attacks = options.attacks or list(soak.attacks)
-            print(_HEAD)
-            try:
-                while True:
-                    over = time.monotonic() - began > options.minutes * 60
-                    if over and len(rounds) >= len(attacks):
-                        break
-                    one = soak.run_round(attacks[len(rounds) % len(attacks)])
-                    rounds.append(one)
-                    print(line_of(one, time.monotonic() - began), flush=True)
-                    faults += faults_of(one)
-                    if len(rounds) == len(attacks):
-                        settled_after = len(rounds)
-            except JobEnded as ended:
-                faults.append(str(ended))
-            finally:
-                soak.close()
-            if settled_after is not None and len(rounds) > settled_after:
-                first, last = rounds[settled_after - 1].footprint, rounds[-1].footprint
-                faults += grown(first, last)
+    with contextlib.ExitStack() as stack:
+        folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-")))
+        folder.chmod(0o755)
+        # All loopback addresses belong to this machine.
+        daemon, other = (
+            stack.enter_context(StrangerDaemon(program, folder, name, address))
+            for name, address in (("attacked", "127.0.0.1"), ("other", "127.0.0.2"))
+        )
+        soak = Soak(daemon, other, programs, options.seed)
+        stack.callback(soak.close)
+        attacks = options.attacks or list(soak.attacks)
+        unknown = [name for name in attacks if name not in soak.attacks]
+        if unknown:
+            raise WrongAttack(f"no attack {unknown[0]}; there are {', '.join(soak.attacks)}")
+        print(f"{_LEGEND}\n{_HEAD}", flush=True)
+        try:
+            while len(rounds) < len(attacks) or time.monotonic() - began < options.minutes * 60:
+                one = soak.run_round(attacks[len(rounds) % len(attacks)])
+                rounds.append(one)
+                print(line_of(one, time.monotonic() - began), flush=True)
+                faults += faults_of(one)
+        except (JobEnded, OSError) as ended:  # OSError: there is no daemon to count
+            faults.append(str(ended))
+        faults += filter(None, (daemon.end(), other.end()))
+    faults += growth_of(rounds, len(attacks))
     for fault in faults:
         print(f"DID NOT HOLD: {fault}")
+    if len(rounds) <= len(attacks):
+        print("No attack has run twice: nothing is known about growth. Give it more --minutes.")
     print(
         f"{len(rounds)} rounds of {len(attacks)} attacks, {soak.deaths} deaths, "
         f"{len(faults)} faults in {(time.monotonic() - began) / 60:.0f} min"
     )
     write_json(options.json, content_of(rounds, faults))
     return 1 if faults else 0
+
+
+def growth_of(rounds: Sequence[Round], attacks: int) -> list[str]:
+    """What has grown since each attack has run once, as sentences."""
+    if len(rounds) <= attacks:
+        return []
+    return grown(rounds[attacks - 1].footprint, rounds[-1].footprint)
 
 
 def content_of(rounds: Sequence[Round], faults: Sequence[str]) -> Any:
@@ -230,7 +301,13 @@ def main(words: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--minutes", type=count(0, 10**6), default=5, metavar="N", help="default 5; every attack")
+    add(
+        "--minutes",
+        type=count(0, 10**6),
+        default=5,
+        metavar="N",
+        help="default 5; all at least once",
+    )
     add("--seed", type=count(0, 2**31 - 1), default=1, metavar="N", help="of the deaths; default 1")
     add("--attacks", type=lambda text: text.split(","), metavar="NAME,...", help="default: all")
     add("--daemon", metavar="FILE", help="gradsyncd; default: the one that Bazel has built")
@@ -241,7 +318,7 @@ def main(words: Sequence[str]) -> int:
         return 2
     try:
         return run(options)
-    except NotBuilt as error:
+    except (NotBuilt, WrongAttack) as error:
         print(f"tools/soak: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
 import subprocess
 import time
 from types import TracebackType
@@ -19,17 +20,25 @@ _LOOK_S = 0.25
 
 
 class StrangerDaemon:
-    """Runs from the beginning of a `with` to its end. Its log is in the folder.
+    """A node. It runs from the beginning of a `with` to its end; its log is in the folder.
 
     Attributes:
       socket: path of its socket.
+      peer: "host:port" where other nodes reach it.
     """
 
-    def __init__(self, program: str, folder: pathlib.Path) -> None:
-        self.socket = str(folder / "gradsyncd.sock")
-        self._log = (folder / "gradsyncd.log").open("wb")
+    def __init__(self, program: str, folder: pathlib.Path, name: str, address: str) -> None:
+        self.socket = str(folder / f"{name}.sock")
+        self.peer = f"{address}:{_free_port(address)}"
+        self._log = (folder / f"{name}.log").open("wb")
         self._process = subprocess.Popen(
-            [program, f"--socket={self.socket}", "--cuda_library=none"],
+            [
+                program,
+                f"--socket={self.socket}",
+                f"--node_name={name}",
+                f"--peer_listen={self.peer}",
+                "--cuda_library=none",
+            ],
             stderr=self._log,
             preexec_fn=end_with_parent,
         )
@@ -39,7 +48,8 @@ class StrangerDaemon:
         sockets = [self.socket, self.socket.replace(".sock", "-fd.sock")]
         while not all(os.path.exists(path) for path in sockets):
             if time.monotonic() > end or self._process.poll() is not None:
-                raise RuntimeError(f"gradsyncd does not start: see {self._log.name}")
+                said = pathlib.Path(self._log.name).read_text(errors="replace")
+                raise RuntimeError(f"gradsyncd does not start: {said[-1000:]}")
             time.sleep(0.02)
         for path in sockets:
             os.chmod(path, 0o777)
@@ -55,6 +65,11 @@ class StrangerDaemon:
         self._process.wait()
         self._log.close()
 
+    def end(self) -> Optional[str]:
+        """How it has ended; None: it runs."""
+        code = self._process.poll()
+        return None if code is None else f"gradsyncd has ended with {code}"
+
     def settled(self) -> Footprint:
         """The footprint once it has not shrunk for a second, at the latest after 20 s."""
         end = time.monotonic() + _SETTLE_S
@@ -62,10 +77,17 @@ class StrangerDaemon:
         while time.monotonic() < end and time.monotonic() - since < 1:
             time.sleep(_LOOK_S)
             now = footprint_of(self._process.pid)
-            if (now.files, now.threads, now.memory_kib) < (
+            if (now.processes, now.files, now.threads, now.memory_kib) < (
+                least.processes,
                 least.files,
                 least.threads,
                 least.memory_kib,
             ):
                 least, since = now, time.monotonic()
         return least
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as one:
+        one.bind((address, 0))
+        return int(one.getsockname()[1])
