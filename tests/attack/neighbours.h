@@ -24,9 +24,13 @@ void LetEveryoneIn(const TestDaemon& daemon);
 class Attacker {
  public:
   Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user = kAttacker);
+  // One of port_attacker.cc. The daemon has a peer port.
+  static Attacker OfPorts(const TestDaemon& daemon, const std::string& attack);
   bool ready() const { return ready_; }
 
  private:
+  explicit Attacker(std::vector<std::string> command);
+
   Descriptor lifeline_;
   std::unique_ptr<ChildProcess> process_;
   bool ready_ = false;
