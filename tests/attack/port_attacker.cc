@@ -5,9 +5,11 @@
 //   port_attacker --list     prints the names of all attacks
 //
 // It prints READY when the attack is at its full strength, and goes on. It never fails for what the
-// daemon refuses: that is the daemon's defence. Attacks on the peer port come from an address of
-// their own, as another machine's would, and keep this process's user: without TLS the daemon
-// refuses other users of its own machine. The attacks are in Attacks(), at the end.
+// daemon refuses: that is the daemon's defence. tests/attack and tools/soak run it beside innocent
+// jobs. The attacks are in Attacks(), at the end.
+//
+// Attacks on the peer port come from an address of their own, as another machine's would, and keep
+// this process's user: without TLS the daemon refuses other users of its own machine.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -224,6 +226,7 @@ void PunchedHoles(const Target& target) {
     if (!assigned.has_value()) return;
     const auto arena = rank.Map(*assigned, target.side_socket, /*populate=*/false);
     if (arena == nullptr || arena->data() == nullptr) return;
+    rank.semaphores()->Populate();
     std::atomic<bool> punching{true};
     std::thread puncher([&] {
       while (punching) {
