@@ -14,13 +14,16 @@
 #include <string>
 #include <utility>
 
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/job/job_table.h"
 #include "daemon/peer/agent_rank.h"
 #include "daemon/peer/node_group.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/remote_worker.h"
+#include "daemon/peer/stepped_charge.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/server_stream.h"
 #include "gradsync/v1/peer.grpc.pb.h"
@@ -39,9 +42,10 @@ struct AgentSessionContext {
   DecodeLimits limits;
   const Clock* clock = nullptr;
   JobTable* jobs = nullptr;
-  ArenaQuota* memory = nullptr;  // as JobEnvironment::memory
-  bool tls = false;              // agents have shown certificates
-  std::uint16_t port = 0;        // the one that agents call
+  // As JobEnvironment::memory. Is also charged for what waits for the agents.
+  ArenaQuota* memory = nullptr;
+  bool tls = false;        // agents have shown certificates
+  std::uint16_t port = 0;  // the one that agents call
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
   // How long other nodes' workers are kept for the next trainers.
@@ -85,8 +89,19 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   // In this order. A session that is refused stays in its phase until the stream has ended.
   enum class Phase : unsigned char { kConnected, kSaidHello, kWelcomed, kDetaching };
 
+  // This node makes the messages. Those with many small parts take at most this much memory.
   std::size_t BytesOf(const v1::AttachResponse& message) const override {
-    return message.ByteSizeLong();
+    constexpr std::size_t kMessageBytes = 320, kBytesPerByte = 4;
+    return kMessageBytes + kBytesPerByte * message.ByteSizeLong();
+  }
+  absl::Status Grant(std::size_t bytes, std::size_t* granted) override {
+    absl::Status held = charge_.Hold({context_.memory, Tenant(key_.uid)}, bytes);
+    *granted = charge_.granted();
+    return held;
+  }
+  void Drained(std::size_t* granted) override {
+    charge_.Release();
+    *granted = charge_.granted();
   }
   void ToWire(v1::AttachResponse message, v1::AttachResponse* out) override {
     *out = std::move(message);
@@ -114,6 +129,8 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   std::string address_;
   JobKey key_;
   std::shared_ptr<NodeGroup> node_group_;
+
+  SteppedCharge charge_{kFreeUnreadBytes};  // for what waits; the queue's lock guards it
 
   // Used by the read side only.
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node

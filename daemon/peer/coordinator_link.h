@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
@@ -23,6 +24,7 @@
 #include "daemon/peer/forwarded_ranks.h"
 #include "daemon/peer/forwarding_job.h"
 #include "daemon/peer/peer_protocol.h"
+#include "daemon/peer/stepped_charge.h"
 #include "daemon/peer/worker_proxy_server.h"
 #include "daemon/rpc/message_stream.h"
 #include "daemon/rpc/node_status_source.h"
@@ -33,6 +35,7 @@ namespace gradsync::daemon {
 struct LinkContext {
   std::shared_ptr<void> counted;  // counts the link in a StreamCount
   Tenant payer;                   // of the rank that has it made: the job counts as this user's
+  ArenaQuota* memory = nullptr;   // is charged for what waits for the coordinator; null: nothing is
   std::string instance;
   std::string node_name;
   // Where this node's engines listen; empty: the address that the coordinator sees.
@@ -99,9 +102,20 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   enum class Unless : std::uint8_t { kNever, kNeeded };
   using Waiting = ForwardedRanks::Waiting;
 
+  MemoryAccount Account() const { return {context_.memory, context_.payer}; }
   void OnStarted(bool ok);
+  // What a trainer has sent can take many times as much memory as it has bytes.
   std::size_t BytesOf(const v1::AttachRequest& message) const override {
-    return message.ByteSizeLong();
+    return message.SpaceUsedLong();
+  }
+  absl::Status Grant(std::size_t bytes, std::size_t* granted) override {
+    absl::Status held = charge_.Hold(Account(), bytes);
+    *granted = charge_.granted();
+    return held;
+  }
+  void Drained(std::size_t* granted) override {
+    charge_.Release();
+    *granted = charge_.granted();
   }
   void ToWire(v1::AttachRequest message, v1::AttachRequest* out) override {
     *out = std::move(message);
@@ -151,6 +165,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   MethodCompletion<CoordinatorLink, &CoordinatorLink::OnStarted> on_started_{this};
   std::shared_ptr<CoordinatorLink> starting_;
   grpc::Status finish_;
+  SteppedCharge charge_{kFreeUnreadBytes};  // for what waits; the queue's lock guards it
   // Constant after Create().
   std::shared_ptr<AgentEngine> engine_;
   std::shared_ptr<WorkerProxyServer> workers_;

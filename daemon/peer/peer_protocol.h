@@ -22,9 +22,11 @@ inline constexpr int kMaxAgentMessageBytes = kMaxRequestBytes + (64 << 10);
 // The largest message of a coordinator: the plan or the times of a large layout.
 inline constexpr int kMaxCoordinatorMessageBytes = 16 << 20;
 
-// A peer that leaves more than this unread is disconnected. The largest layouts of all ranks of a
-// large node fit.
-inline constexpr UnreadLimits kPeerUnread{1 << 16, std::size_t{256} << 20};
+// A peer that leaves more than this unread is disconnected. The largest layouts of several ranks
+// fit.
+inline constexpr UnreadLimits kPeerUnread{1 << 16, std::size_t{128} << 20};
+// So much of it costs the job's user nothing. A peer that reads leaves less.
+inline constexpr std::size_t kFreeUnreadBytes = 256 << 10;
 
 }  // namespace gradsync::daemon
 

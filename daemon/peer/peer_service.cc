@@ -153,6 +153,7 @@ class PeerService::Impl {
     options.link.max_buckets = options_.limits.buckets;
     options.link.make_engine = make_engine_;
     options.link.executor = environment_.executor;
+    options.link.memory = environment_.memory;
     options.link.reaper = reaper_.get();
     options.link.clock = environment_.clock;
     options.link.here = environment_.jobs;

@@ -1,0 +1,116 @@
+// A link to a coordinator that a trainer has chosen. The test plays the coordinator and a session.
+// The stream never begins, so gRPC is not called. What it would send stays in its queue.
+
+#include "daemon/peer/coordinator_link.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/error.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/job/manual_executor.h"
+#include "tests/job/recording_sink.h"
+#include "tests/kit/manual_clock.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::uint64_t kIncarnation = 42;
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr Tenant kUser(1000);
+
+class CoordinatorLinkTest : public testing::Test {
+ protected:
+  CoordinatorLinkTest() {
+    link_->OnMessage(Welcome());
+    JoinRequest join;
+    join.key = kKey;
+    join.rank = 1;
+    join.world_size = 2;
+    join.incarnation = kIncarnation;
+    join.message = std::make_shared<const v1::OpenSession>();
+    EXPECT_TRUE(link_->Join(join, sink_, [this](absl::StatusOr<Joined> joined) {
+      ASSERT_TRUE(joined.ok()) << joined.status();
+      rank_ = joined->job;
+    }));
+    v1::AttachResponse opened;
+    opened.mutable_rank_response()->set_incarnation(kIncarnation);
+    opened.mutable_rank_response()->mutable_response()->mutable_session_opened();
+    link_->OnMessage(opened);
+    EXPECT_NE(rank_, nullptr);
+  }
+
+  LinkContext Context() {
+    LinkContext context;
+    context.payer = kUser;
+    context.memory = &memory_;
+    context.instance = std::string(kInstanceBytes, 'b');
+    context.node_name = "beta";
+    context.executor = &executor_;
+    context.reaper = &reaper_;
+    context.clock = &clock_;
+    context.tls = true;  // otherwise the kernel is asked who answers
+    return context;
+  }
+  static v1::AttachResponse Welcome() {
+    v1::AttachResponse message;
+    message.mutable_welcome()->set_instance(std::string(kInstanceBytes, 'a'));
+    message.mutable_welcome()->set_node_name("alpha");
+    return message;
+  }
+  // The session delivers a message of so many buckets, each of one byte.
+  void MarkReady(int buckets) {
+    v1::SessionRequest request;
+    request.mutable_bucket_ready()->set_channel(1);
+    request.mutable_bucket_ready()->set_step(1);
+    request.mutable_bucket_ready()->mutable_buckets()->Resize(buckets, 1);
+    const auto call = [](Job*) { return absl::OkStatus(); };
+    EXPECT_TRUE(rank_->Deliver({&request, call, {}}).ok());
+  }
+
+  const JobKey kKey{1000, "job", ""};
+  ManualClock clock_;
+  ManualExecutor executor_;
+  ConcurrentExecutor reaper_{1};
+  ArenaQuota memory_{4 * kMiB, "quota_control_bytes_per_user", "the daemon's own memory"};
+  std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
+  std::shared_ptr<JobPort> rank_;
+  std::shared_ptr<CoordinatorLink> link_ = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
+};
+
+TEST_F(CoordinatorLinkTest, AFewUnreadMessagesCostTheirUserNothing) {
+  for (int i = 0; i < 100; ++i) MarkReady(8);
+  EXPECT_EQ(memory_.total_bytes(), 0u);
+}
+
+// 64 KiB on the wire, four times as much in memory.
+TEST_F(CoordinatorLinkTest, UnreadMessagesAreChargedForTheirMemory) {
+  constexpr int kBuckets = 60'000;
+  for (int i = 0; i < 8; ++i) MarkReady(kBuckets);
+  EXPECT_GT(memory_.bytes_of(kUser), 8 * kBuckets * sizeof(std::uint32_t));
+}
+
+TEST_F(CoordinatorLinkTest, ACoordinatorThatDoesNotReadEndsTheLinkAtTheUsersQuota) {
+  for (int i = 0; i < 100; ++i) MarkReady(60'000);
+  EXPECT_GT(memory_.bytes_of(kUser), 3 * kMiB) << "what waits is the user's";
+  link_->OnEnd(absl::OkStatus());
+  const auto ends = sink_->Of<SessionEndMessage>();
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(DetailsOf(ends[0].status).reason, "COORDINATOR_LOST");
+  EXPECT_THAT(std::string(ends[0].status.message()), HasSubstr("it was disconnected: it left "));
+  EXPECT_THAT(std::string(ends[0].status.message()),
+              HasSubstr("of a quota of 4194304 (quota_control_bytes_per_user)"));
+  executor_.RunAll();
+  rank_ = nullptr;
+  link_ = nullptr;
+  EXPECT_EQ(memory_.total_bytes(), 0u);
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
