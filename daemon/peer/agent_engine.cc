@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -23,6 +24,13 @@ EngineSettings SettingsOf(const v1::ConnectEngine& connect) {
   settings.silence_limit = absl::Milliseconds(
       static_cast<std::int64_t>(std::min<std::uint64_t>(connect.silence_limit_ms(), kMaxNumber)));
   return settings;
+}
+
+// What a launch takes here until it is done: an estimate, a little too high.
+std::size_t BytesOf(const v1::Launch& launch) {
+  constexpr std::size_t kLaunchBytes = 1024, kRankBytes = 64;
+  const auto ranks = static_cast<std::size_t>(launch.incarnations_size());
+  return kLaunchBytes + std::min(ranks, kMaxRanksPerNode) * kRankBytes;
 }
 
 }  // namespace
@@ -77,7 +85,7 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
       },
       spec.failed);
   const absl::Status failure = epoch->exchange->failure();
-  epochs_.fetch_add(1);
+  epoch->place = epochs_.fetch_add(1) + 1;
   {
     MutexLock lock(&mutex_);
     epoch_ = std::move(epoch);
@@ -118,6 +126,7 @@ void AgentEngine::End(const absl::Status& why) {
 }
 
 void AgentEngine::Launch(const v1::Launch& launch) {
+  InFlight in_flight{launch.epoch(), launch.sequence(), /*place=*/0, BytesOf(launch)};
   std::shared_ptr<Epoch> epoch;
   absl::Status status;
   {
@@ -129,24 +138,42 @@ void AgentEngine::Launch(const v1::Launch& launch) {
       status = absl::InternalError("the coordinator's launches are out of order");
     } else {
       epoch = epoch_;
+      status = ChargeLocked(in_flight, epoch.get());
+      if (status.ok()) in_flight.place = epoch->place;
     }
   }
   NodeWork work;
   std::vector<std::shared_ptr<SemaphorePage>> semaphores;
   if (status.ok()) status = MakeWork(launch, *epoch, &work, &semaphores);
   if (status.ok()) {
-    work.done = [self = shared_from_this(), semaphores = std::move(semaphores),
-                 number = launch.epoch(), sequence = launch.sequence(), bucket = launch.bucket(),
+    work.done = [self = shared_from_this(), semaphores = std::move(semaphores), in_flight,
+                 bucket = launch.bucket(),
                  step = launch.number()](const absl::Status& done, const GradientStats& stats) {
       for (const auto& page : semaphores) {
         if (done.ok()) page->SignalDone(bucket, step);
       }
-      self->Answer(number, sequence, done, stats);
+      self->Answer(in_flight, done, stats);
     };
     status = epoch->exchange->Submit(std::move(work));
   }
   // Every launch is answered, because the coordinator waits for it.
-  if (!status.ok()) Answer(launch.epoch(), launch.sequence(), status, GradientStats{});
+  if (!status.ok()) Answer(in_flight, status, GradientStats{});
+}
+
+absl::Status AgentEngine::ChargeLocked(const InFlight& launch, Epoch* epoch) const {
+  const std::size_t bytes = epoch->bytes_in_flight + launch.bytes;
+  const absl::Status held = epoch->charge.Hold({context_.memory, context_.user}, bytes);
+  if (!held.ok()) return TooMuchInFlight(held);
+  epoch->bytes_in_flight = bytes;
+  return absl::OkStatus();
+}
+
+absl::Status AgentEngine::TooMuchInFlight(const absl::Status& why) const {
+  return MakeError(
+      why.code(), reason::kQuota,
+      absl::StrCat("node ", context_.node_name,
+                   " has no memory for the coordinator's launches in flight: ", why.message()),
+      {{field::kNode, context_.node_name}});
 }
 
 absl::Status AgentEngine::MakeWork(const v1::Launch& launch, const Epoch& epoch, NodeWork* work,
@@ -165,7 +192,22 @@ absl::Status AgentEngine::MakeWork(const v1::Launch& launch, const Epoch& epoch,
     return absl::InternalError(
         "the coordinator launched an unknown operation, elements of an unknown type, or too many");
   }
-  for (const std::uint64_t incarnation : launch.incarnations()) {
+  if (launch.has_root_node() && launch.incarnations().empty()) {
+    // The exchange needs memory through which it passes.
+    auto charge = MemoryAccount{context_.memory, context_.user}.Reserve(launch.count());
+    if (!charge.ok()) return TooMuchInFlight(charge.status());
+    work->keep.push_back(std::make_shared<ArenaQuota::Reservation>(*std::move(charge)));
+  }
+  const auto& incarnations = launch.incarnations();
+  if (static_cast<std::size_t>(incarnations.size()) > kMaxRanksPerNode) {
+    return absl::InternalError(absl::StrCat("the coordinator launched on ", incarnations.size(),
+                                            " ranks of one node; ", kMaxRanksPerNode, " allowed"));
+  }
+  for (auto it = incarnations.begin(); it != incarnations.end(); ++it) {
+    if (std::find(incarnations.begin(), it, *it) == it) continue;
+    return absl::InternalError("the coordinator launched on a rank twice");
+  }
+  for (const std::uint64_t incarnation : incarnations) {
     const std::shared_ptr<ForwardingJob> rank = context_.find_rank(incarnation);
     if (rank == nullptr) {
       return absl::InternalError("the coordinator launched on a rank that is not here");
@@ -179,12 +221,12 @@ absl::Status AgentEngine::MakeWork(const v1::Launch& launch, const Epoch& epoch,
   return absl::OkStatus();
 }
 
-void AgentEngine::Answer(std::uint64_t epoch, std::uint64_t launch, const absl::Status& status,
+void AgentEngine::Answer(const InFlight& launch, const absl::Status& status,
                          const GradientStats& stats) {
   v1::AttachRequest message;
   v1::LaunchDone* const done = message.mutable_launch_done();
-  done->set_epoch(epoch);
-  done->set_sequence(launch);
+  done->set_epoch(launch.epoch);
+  done->set_sequence(launch.sequence);
   if (!status.ok()) *done->mutable_status() = ToProto(status);
   done->set_sum_of_squares(stats.sum_of_squares);
   done->set_non_finite(stats.non_finite);
@@ -192,6 +234,8 @@ void AgentEngine::Answer(std::uint64_t epoch, std::uint64_t launch, const absl::
   {
     MutexLock lock(&mutex_);
     --in_flight_;
+    const bool charged = epoch_ != nullptr && epoch_->place == launch.place;
+    if (charged) epoch_->bytes_in_flight -= launch.bytes;
   }
   context_.settled();
 }

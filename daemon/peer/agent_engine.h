@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
@@ -22,6 +23,7 @@
 #include "daemon/peer/forwarding_job.h"
 #include "daemon/peer/node_exchange.h"
 #include "daemon/peer/rendezvous.h"
+#include "daemon/peer/stepped_charge.h"
 #include "daemon/rpc/node_status_source.h"
 #include "gradsync/v1/peer.pb.h"
 
@@ -34,8 +36,9 @@ namespace gradsync::daemon {
 class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
-    Tenant user;            // whom its engines are counted for
-    std::string node_name;  // of this node
+    Tenant user;                   // whom its engines are counted for
+    ArenaQuota* memory = nullptr;  // is charged for launches in flight; null: nothing is
+    std::string node_name;         // of this node
     // Where this node's engines listen; empty: the address that the coordinator sees.
     std::string address;
     std::uint64_t staging_bytes = 0;
@@ -49,6 +52,8 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   };
   // Each has memory and threads until its end, which may take 10 s.
   static constexpr int kMaxEngines = 4;
+  // Of an engine's launches in flight, so many bytes cost nothing: some 200 launches.
+  static constexpr std::size_t kFreeLaunchBytes = 256 << 10;
   explicit AgentEngine(Context context) : context_(std::move(context)) {}
 
   // ---- The coordinator's messages
@@ -57,6 +62,9 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   void Connect(const v1::ConnectEngine& connect);
   void Take(const v1::EngineEnd& end);
   void Take(const v1::RendezvousValue& value);
+  // An honest coordinator has a launch in flight for each bucket of the layouts that are in a step,
+  // and for one operation. So it is the user's quota that bounds them: beyond it the answer is
+  // RESOURCE_EXHAUSTED, which ends the job.
   void Launch(const v1::Launch& launch);
 
   // Ends the engine. Launches in flight fail.
@@ -73,11 +81,23 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   // reference.
   struct Epoch {
     std::uint64_t number = 0;
+    std::uint64_t place = 0;  // among all of this object, which the coordinator does not choose
     std::uint64_t last_launch = 0;
+    std::size_t bytes_in_flight = 0;  // of its launches
+    // For the most that was in flight: the exchange keeps that memory for later launches.
+    SteppedCharge charge{kFreeLaunchBytes};
     std::vector<std::string> node_names;
     EngineSettings settings;
     std::shared_ptr<Rendezvous> store;
     std::unique_ptr<NodeExchange> exchange;
+  };
+
+  // A launch until it is answered.
+  struct InFlight {
+    std::uint64_t epoch = 0;
+    std::uint64_t sequence = 0;
+    std::uint64_t place = 0;  // of the epoch that is charged for it; 0: none is
+    std::size_t bytes = 0;
   };
 
   // The epoch with this number, if it is the current one.
@@ -85,8 +105,12 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   // Makes the work of a launch, without its done(). `semaphores` gets the pages of its ranks.
   absl::Status MakeWork(const v1::Launch& launch, const Epoch& epoch, NodeWork* work,
                         std::vector<std::shared_ptr<SemaphorePage>>* semaphores) const;
-  void Answer(std::uint64_t epoch, std::uint64_t launch, const absl::Status& status,
-              const GradientStats& stats);
+  // RESOURCE_EXHAUSTED QUOTA: the user's quota ended with `why`.
+  absl::Status TooMuchInFlight(const absl::Status& why) const;
+  // Charges for the launch.
+  absl::Status ChargeLocked(const InFlight& launch, Epoch* epoch) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Answer(const InFlight& launch, const absl::Status& status, const GradientStats& stats);
 
   const Context context_;
   std::atomic<std::uint64_t> epochs_{0};

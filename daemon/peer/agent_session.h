@@ -30,8 +30,6 @@
 
 namespace gradsync::daemon {
 
-// The most ranks that one node may have in one job. 8 GPUs per node are common.
-inline constexpr std::size_t kMaxRanksPerNode = 1024;
 // A node that has not answered a ping for this long is lost.
 inline constexpr std::uint64_t kPeerSilenceNs = 5'000'000'000;
 inline constexpr std::uint64_t kPingPeriodNs = 1'000'000'000;

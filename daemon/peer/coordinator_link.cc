@@ -50,6 +50,7 @@ std::shared_ptr<CoordinatorLink> CoordinatorLink::Create(const LinkContext& cont
   };
   AgentEngine::Context engine;
   engine.user = context.payer;
+  engine.memory = context.memory;
   engine.node_name = context.node_name;
   engine.address = context.address;
   engine.staging_bytes = context.staging_bytes;

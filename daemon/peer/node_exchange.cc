@@ -27,6 +27,7 @@ struct NodeExchange::Running {
       }
     };
     exchange.scatter = [this](std::size_t first, std::size_t count, const std::byte* sum) {
+      if (work.buffers.empty()) return;
       const std::size_t offset = first * ItemSize(work.dtype);
       std::vector<std::byte*> to;
       to.reserve(work.buffers.size());
@@ -165,6 +166,7 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
 void NodeExchange::Finished(Running* running, const absl::Status& status) {
   const GradientStats stats = running->Stats();
   auto done = std::move(running->work.done);
+  std::vector<std::byte>().swap(running->scratch);  // large, and seldom needed again
   running->work = NodeWork{};
   {
     MutexLock lock(&mutex_);

@@ -16,6 +16,9 @@ inline constexpr std::uint32_t kPeerProtocol = 1;
 
 inline constexpr std::size_t kInstanceBytes = 16;  // of Hello.instance
 
+// The most ranks that one node may have in one job. 8 GPUs per node are common.
+inline constexpr std::size_t kMaxRanksPerNode = 1024;
+
 // The largest message of an agent: a trainer's message and what goes around it, or a value of the
 // rendezvous.
 inline constexpr int kMaxAgentMessageBytes = kMaxRequestBytes + (64 << 10);

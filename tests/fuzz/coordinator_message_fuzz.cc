@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/rpc/decode.h"
@@ -128,6 +129,8 @@ class World {
  private:
   LinkContext Context() {
     LinkContext context;
+    context.payer = Tenant(1000);
+    context.memory = &memory_;
     context.instance = std::string(kInstanceBytes, 'b');
     context.node_name = "beta";
     context.address = "127.0.0.1";
@@ -454,6 +457,8 @@ class World {
 
   fuzz::ByteReader reader_;
   ManualClock clock_;
+  // At its end nobody is charged for anything.
+  ArenaQuota memory_{std::uint64_t{1} << 20};
   ManualExecutor executor_;
   HeldExecutor reaper_;
   HeldEngines engines_;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/peer/peer_protocol.h"
 #include "gtest/gtest.h"
 #include "tests/engine/event.h"
 #include "tests/kit/limit_threads.h"
@@ -17,11 +18,16 @@
 namespace gradsync::daemon {
 namespace {
 
+constexpr Tenant kUser(1000);
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
 // An agent whose engine does not connect before the test ends.
 class AgentEngineTest : public testing::Test {
  protected:
   AgentEngineTest() {
     AgentEngine::Context context;
+    context.user = kUser;
+    context.memory = &memory_;
     context.node_name = "beta";
     context.address = "127.0.0.1";
     context.staging_bytes = 4096;
@@ -77,6 +83,18 @@ class AgentEngineTest : public testing::Test {
     EXPECT_NE(done.status().message().find(text), std::string::npos) << done.ShortDebugString();
   }
 
+  // Launches until one is refused. Returns its answer, and how many were taken before.
+  std::pair<v1::LaunchDone, int> LaunchUntilRefused(v1::Launch launch, int most) {
+    for (int taken = 0; taken < most; ++taken) {
+      launch.set_sequence(static_cast<std::uint64_t>(taken) + 1);
+      engine_->Launch(launch);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (!sent_.empty()) return {sent_.back().launch_done(), taken};
+    }
+    return {{}, most};
+  }
+
+  ArenaQuota memory_{kMiB, "quota_control_bytes_per_user", "the daemon's own memory"};
   Event release_;
   Event engine_failed_;
   std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>(8);
@@ -114,6 +132,63 @@ TEST_F(AgentEngineTest, MalformedLaunchesAreRefused) {
     launch.set_op(op);
     ExpectRefused(launch, "an unknown operation");
   }
+}
+
+TEST_F(AgentEngineTest, ALaunchNamesEachRankOnce) {
+  Connect(1);
+  v1::Launch launch = Launch(1, 1);
+  for (const std::uint64_t incarnation : {5, 6, 5}) launch.add_incarnations(incarnation);
+  ExpectRefused(launch, "a rank twice");
+  launch = Launch(1, 2);
+  for (std::uint64_t i = 0; i <= kMaxRanksPerNode; ++i) launch.add_incarnations(i);
+  ExpectRefused(launch, "1025 ranks of one node; 1024 allowed");
+}
+
+TEST_F(AgentEngineTest, ManyLaunchesInFlightAreTheUsersMemory) {
+  Connect(1);
+  v1::Launch launch = Launch(1, 1);
+  for (std::uint64_t i = 1; i <= 100; ++i) {
+    launch.set_sequence(i);
+    engine_->Launch(launch);
+  }
+  EXPECT_TRUE(engine_->busy());
+  EXPECT_EQ(memory_.total_bytes(), 0u) << "those of a step cost nothing";
+  launch.set_epoch(2);
+  Connect(2);  // answers those of the first engine
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    EXPECT_EQ(sent_.size(), 100u);
+    sent_.clear();
+  }
+  const auto [refused, taken] = LaunchUntilRefused(launch, 10'000);
+  EXPECT_EQ(refused.status().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_NE(refused.status().message().find("node beta has no memory for the coordinator's "
+                                            "launches in flight: user 1000"),
+            std::string::npos)
+      << refused.ShortDebugString();
+  EXPECT_GT(taken, 500);
+  EXPECT_GT(memory_.bytes_of(kUser), kMiB / 2);
+  // The exchange keeps what they took until its end.
+  release_.Set();
+  engine_->End(absl::CancelledError("the test has ended"));
+  reaper_.reset();
+  EXPECT_EQ(memory_.total_bytes(), 0u);
+}
+
+// The exchange allocates as much as passes through.
+TEST_F(AgentEngineTest, ABroadcastToANodeWithoutRanksIsTheUsersMemory) {
+  Connect(1);
+  v1::Launch launch = Launch(1, 1);
+  launch.set_root_node(0);
+  launch.set_count(4096);
+  const auto [refused, taken] = LaunchUntilRefused(launch, 10'000);
+  EXPECT_EQ(refused.status().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_LE(static_cast<std::uint64_t>(taken), kMiB / 4096);
+  EXPECT_GT(memory_.bytes_of(kUser), kMiB / 2);
+  v1::EngineEnd end;
+  end.set_epoch(1);
+  engine_->Take(end);
+  EXPECT_FALSE(engine_->busy());
 }
 
 TEST_F(AgentEngineTest, EndAnswersLaunchesInFlight) {
