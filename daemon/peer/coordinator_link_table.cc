@@ -16,6 +16,12 @@ namespace {
 // How many names of this daemon it remembers. Clients choose them, so there must be a limit.
 constexpr std::size_t kMaxSelves = 64;
 
+// What gRPC may hold of a user's coordinators before it ends streams: a few long messages, and for
+// each link the buffers of its connection.
+constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
+constexpr std::size_t kQuotaBytesPerLink = 128 << 10;
+static_assert(kQuotaBytes >= 4 * std::size_t{kMaxCoordinatorMessageBytes});
+
 // Whether this is the host's own name. The resolver may map it to an address on which no daemon
 // listens (127.0.1.1 on Debian).
 bool NamesThisHost(const std::string& host) {
@@ -76,7 +82,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
           {{field::kJob, request.key.job_id}}));
     }
     if (here) return options_.link.here->Join(request, std::move(sink), std::move(joined));
-    if (dial) link->Dial(ChannelTo(address->Target()), options_.queue);
+    if (dial) link->Dial(ChannelTo(address->Target(), user), options_.queue);
     options_.dialed();
     if (link->Join(request, sink, joined)) return;
   }
@@ -96,7 +102,8 @@ CoordinatorLinkTable::Links CoordinatorLinkTable::CrowdLocked(const Tenant& user
   return crowd;
 }
 
-std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string& target) const {
+std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string& target,
+                                                               const Tenant& user) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
@@ -105,7 +112,19 @@ std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // gRPC limits a message before and after it decompresses it, not meanwhile.
   arguments.SetInt(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  // gRPC holds a message whole before it compares its length with the limit.
   arguments.SetMaxReceiveMessageSize(kMaxCoordinatorMessageBytes);
+  arguments.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kPeerReadBytes);
+  arguments.SetInt(GRPC_ARG_MAX_CHANNEL_TRACE_EVENT_MEMORY_PER_NODE, 0);
+  {
+    MutexLock lock(&mutex_);
+    const auto [quota, added] =
+        quotas_.try_emplace(user, absl::StrCat("coordinators of user ", user.Text()));
+    if (added) {
+      quota->second.Resize(kQuotaBytes + options_.quota_jobs_per_user * kQuotaBytesPerLink);
+    }
+    arguments.SetResourceQuota(quota->second);
+  }
   if (!options_.tls_name.empty()) arguments.SetSslTargetNameOverride(options_.tls_name);
   return grpc::CreateCustomChannel(target, options_.credentials, arguments);
 }
@@ -118,6 +137,11 @@ bool CoordinatorLinkTable::DropEnded() {
       selves_.insert(it->first.first);
     }
     it = it->second->is_self() || it->second->ended() ? links_.erase(it) : std::next(it);
+  }
+  std::set<Tenant> users;
+  for (const auto& [key, link] : links_) users.insert(link->payer());
+  for (auto it = quotas_.begin(); it != quotas_.end();) {
+    it = users.count(it->first) > 0 ? std::next(it) : quotas_.erase(it);
   }
   return !links_.empty();
 }

@@ -73,7 +73,7 @@ class CoordinatorLinkTable {
  private:
   using Links = std::vector<std::shared_ptr<CoordinatorLink>>;
 
-  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& target) const;
+  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& target, const Tenant& user);
   // True if the address is known to name this daemon. Does not dial it.
   bool IsOwn(const PeerAddress& address) const;
   // The user's links if they use up the quota; otherwise none.
@@ -86,6 +86,8 @@ class CoordinatorLinkTable {
   Mutex mutex_;
   std::map<std::pair<std::string, JobKey>, std::shared_ptr<CoordinatorLink>> links_
       ABSL_GUARDED_BY(mutex_);
+  // What gRPC may hold for all links of a user.
+  std::map<Tenant, grpc::ResourceQuota> quotas_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> selves_ ABSL_GUARDED_BY(mutex_);  // addresses of this daemon
 };
 

@@ -25,6 +25,9 @@ inline constexpr int kMaxAgentMessageBytes = kMaxRequestBytes + (64 << 10);
 // The largest message of a coordinator: the plan or the times of a large layout.
 inline constexpr int kMaxCoordinatorMessageBytes = 16 << 20;
 
+// The most that is read from a connection at a time: some 2,300 calls of the shortest kind.
+inline constexpr int kPeerReadBytes = 64 << 10;
+
 // A peer that leaves more than this unread is disconnected. The largest layouts of several ranks
 // fit.
 inline constexpr UnreadLimits kPeerUnread{1 << 16, std::size_t{128} << 20};

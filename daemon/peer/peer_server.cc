@@ -19,8 +19,6 @@ constexpr std::size_t kMaxUngreeted = 64;
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
-// The most that is read from a connection at a time: some 2,300 calls of the shortest kind.
-constexpr int kReadBytes = 64 << 10;
 
 }  // namespace
 
@@ -38,7 +36,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
-  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
+  builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kPeerReadBytes);
   // Otherwise each look at the counts would also write down the server's history.
   builder.AddChannelArgument(GRPC_ARG_MAX_CHANNEL_TRACE_EVENT_MEMORY_PER_NODE, 0);
   builder.SetMaxReceiveMessageSize(kMaxAgentMessageBytes);

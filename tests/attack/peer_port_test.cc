@@ -319,6 +319,29 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
   ExpectUnharmed();
 }
 
+// gRPC holds a message whole before it compares its length with the limit.
+TEST_F(PeerPort, ACoordinatorsLongMessageTakesLittleMemory) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  FakeCoordinator fake([](FakeCoordinator::Stream* stream) {
+    v1::AttachRequest message;
+    stream->Read(&message);  // Hello
+    stream->Write(FakeCoordinator::Welcome());
+    v1::AttachResponse large;
+    large.mutable_rendezvous_value()->set_value(std::string(400 * kMiB, 'x'));
+    stream->Write(large);
+    while (stream->Read(&message)) {
+    }
+  });
+  const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
+  Trainer attacker(alpha_, 1, 2, "attack", "coordinator=" + fake.address());
+  const Reply lost = attacker.Join();
+  EXPECT_EQ(lost.reason, "COORDINATOR_LOST") << lost;
+  const std::uint64_t cost = MemoryBytes(alpha_.pid(), "VmHWM") - before;
+  std::cout << before / kMiB << " MiB before, " << cost / kMiB << " MiB more" << std::endl;
+  EXPECT_LT(cost, 200 * kMiB);
+  ExpectUnharmed();
+}
+
 TEST_F(PeerPort, ACoordinatorHasAFewEnginesAtATime) {
   constexpr int kMost = 4;
   constexpr std::uint64_t kAsked = 40;
