@@ -53,6 +53,16 @@ std::size_t BorrowedSocket::UnreadBytes() const {
              : 0;
 }
 
+std::optional<sockaddr_storage> BorrowedSocket::OwnAddress() const {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  // If it is still open afterwards, the address is its own.
+  if (getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &size) != 0 || !IsOpen()) {
+    return std::nullopt;
+  }
+  return address;
+}
+
 bool BorrowedSocket::End() const {
   // The copy names one socket from now on, whatever its owner does.
   const UniqueFd copy(fcntl(descriptor_, F_DUPFD_CLOEXEC, 0));

@@ -3,9 +3,11 @@
 #ifndef DAEMON_BASE_BORROWED_SOCKET_H_
 #define DAEMON_BASE_BORROWED_SOCKET_H_
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <cstddef>
+#include <optional>
 
 namespace gradsync::daemon {
 
@@ -24,6 +26,8 @@ class BorrowedSocket {
   bool ClientHasClosed() const;
   // What has come and nobody has read; 0 if the socket is closed.
   std::size_t UnreadBytes() const;
+  // The address of this side. nullopt if the socket is closed.
+  std::optional<sockaddr_storage> OwnAddress() const;
   // Ends the connection: its owner reads no more than it has read already. False if the socket is
   // closed, or if the process has no descriptor left for the moment that this takes.
   bool End() const;

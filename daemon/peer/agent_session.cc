@@ -209,7 +209,8 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
 // does: only a daemon may, which is root or has this daemon's user.
 absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
   if (context_.tls) return absl::OkStatus();
-  const std::string stranger = WhyStranger(caller(), context_.port);
+  const std::string address = caller();
+  const std::string stranger = WhyStranger(address, [&] { return context_.own_ends(address); });
   if (stranger.empty()) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kPermissionDenied, reason::kPeerRefused,

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
@@ -23,6 +24,7 @@
 #include "daemon/peer/node_group.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/remote_worker.h"
+#include "daemon/peer/socket_owner.h"
 #include "daemon/peer/stepped_charge.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/server_stream.h"
@@ -42,8 +44,9 @@ struct AgentSessionContext {
   JobTable* jobs = nullptr;
   // As JobEnvironment::memory. Is also charged for what waits for the agents.
   ArenaQuota* memory = nullptr;
-  bool tls = false;        // agents have shown certificates
-  std::uint16_t port = 0;  // the one that agents call
+  bool tls = false;  // agents have shown certificates
+  // This process's ends of its connections with a caller, as gRPC names it.
+  std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
   // How long other nodes' workers are kept for the next trainers.

@@ -95,6 +95,18 @@ bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
   return ended;
 }
 
+std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, std::uint16_t port) {
+  std::vector<sockaddr_storage> ends;
+  MutexLock lock(&mutex_);
+  const auto found = addresses_.find(KeyOf(ip));
+  if (found == addresses_.end()) return ends;
+  for (const Open& one : found->second.open) {
+    if (one.port != port) continue;
+    if (const auto own = one.socket.OwnAddress()) ends.push_back(*own);
+  }
+  return ends;
+}
+
 void ConnectionLimit::ForgetClosedLocked(Address* address) {
   std::vector<Open>& open = address->open;
   const auto closed = std::remove_if(open.begin(), open.end(),

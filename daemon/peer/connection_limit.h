@@ -41,6 +41,8 @@ class ConnectionLimit {
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
   // order. For a second the address gets no new one. False if there is no such connection any more.
   bool End(const std::string& ip, std::uint16_t port);
+  // The addresses on this side of the open connections from this port of an address, as above.
+  std::vector<sockaddr_storage> OwnEnds(const std::string& ip, std::uint16_t port);
 
  private:
   struct Open {

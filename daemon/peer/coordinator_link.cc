@@ -215,7 +215,8 @@ void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
   if (Welcomed()) return;
   // Without TLS anyone can answer. On this machine the kernel knows who does.
   if (!context_.tls) {
-    const std::string stranger = WhyStranger(call_.peer(), std::nullopt);
+    const std::string address = call_.peer();
+    const std::string stranger = WhyStranger(address, [&] { return OwnEndsTo(address); });
     if (!stranger.empty()) {
       return Refuse(absl::StrCat("it is ", stranger, ", and the peer port has no TLS"));
     }

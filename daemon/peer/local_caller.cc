@@ -1,6 +1,7 @@
 #include "daemon/peer/local_caller.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -8,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <sstream>
+#include <memory>
 #include <string>
 
 #include "absl/strings/match.h"
@@ -46,6 +47,20 @@ bool IsOwnAddress(const std::string& host) {
   const bool own = any.get() >= 0 && bind(any.get(), found->ai_addr, found->ai_addrlen) == 0;
   freeaddrinfo(found);
   return own;
+}
+
+// The kernel's tables of TCP sockets, or the start of long ones.
+std::string Tables() {
+  constexpr std::size_t kMostBytes = std::size_t{16} << 20;
+  std::string tables;
+  for (const char* const path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(path);
+    std::string table(kMostBytes, '\0');
+    file.read(table.data(), static_cast<std::streamsize>(table.size()));
+    table.resize(static_cast<std::size_t>(file.gcount()));
+    tables += table;
+  }
+  return tables;
 }
 
 // How the tables may write the caller's address. An IPv4 address may also be in tcp6, mapped.
@@ -89,14 +104,44 @@ std::vector<std::uint32_t> UsersAt(absl::string_view address,
   return users;
 }
 
-std::string WhyStranger(absl::string_view address, std::optional<std::uint16_t> remote_port) {
-  if (!IsOwnAddress(HostOfCaller(address))) return "";
-  std::ostringstream tables;
-  for (const char* const path : {"/proc/net/tcp", "/proc/net/tcp6"}) {
-    std::ifstream file(path);
-    if (file.good()) tables << file.rdbuf();
+std::vector<TcpEnd> OwnEndsTo(absl::string_view address) {
+  std::vector<TcpEnd> ends;
+  const std::optional<TcpEnd> other = TcpEnd::Parse(address);
+  const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir("/proc/self/fd"), closedir);
+  if (!other.has_value() || open == nullptr) return ends;
+  while (const dirent* const entry = readdir(open.get())) {
+    int fd = -1;
+    sockaddr_storage found{};
+    auto* const any = reinterpret_cast<sockaddr*>(&found);
+    socklen_t size = sizeof(found);
+    if (!absl::SimpleAtoi(entry->d_name, &fd) || getpeername(fd, any, &size) != 0 ||
+        !TcpEnd::Of(found).SamePlace(*other)) {
+      continue;
+    }
+    size = sizeof(found);
+    if (getsockname(fd, any, &size) == 0) ends.push_back(TcpEnd::Of(found));
   }
-  const std::vector<std::uint32_t> users = UsersAt(address, remote_port, tables.str());
+  return ends;
+}
+
+std::string WhyStranger(absl::string_view address,
+                        absl::FunctionRef<std::vector<TcpEnd>()> own_ends) {
+  if (!IsOwnAddress(HostOfCaller(address))) return "";
+  std::vector<std::uint32_t> users;
+  const std::optional<TcpEnd> other = TcpEnd::Parse(address);
+  const std::vector<TcpEnd> ends = other.has_value() ? own_ends() : std::vector<TcpEnd>();
+  if (CanFindOwners()) {
+    for (const TcpEnd& own : ends) {
+      const std::optional<std::uint32_t> user = OwnerOf(*other, own);
+      if (user.has_value()) users.push_back(*user);
+    }
+  } else if (!ends.empty()) {
+    const std::string tables = Tables();
+    for (const TcpEnd& own : ends) {
+      const std::vector<std::uint32_t> found = UsersAt(address, own.port, tables);
+      users.insert(users.end(), found.begin(), found.end());
+    }
+  }
   if (users.empty()) return "a process of this machine that has closed its connection";
   for (const std::uint32_t user : users) {
     if (user != 0 && user != geteuid()) {

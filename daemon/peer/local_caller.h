@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
+#include "daemon/peer/socket_owner.h"
 
 namespace gradsync::daemon {
 
@@ -22,11 +24,17 @@ std::vector<std::uint32_t> UsersAt(absl::string_view address,
                                    std::optional<std::uint16_t> remote_port,
                                    absl::string_view tables);
 
+// This process's ends of its connections to `address`, which is as above. It looks at each of its
+// descriptors.
+std::vector<TcpEnd> OwnEndsTo(absl::string_view address);
+
 // Why the process at `address` may not speak for a daemon; empty if it may. A process in this
 // network namespace must be root's or have this process's user, and its connection must be open.
-// The kernel says nothing of processes elsewhere: they may. `remote_port`: this process's port, if
-// the other one has called.
-std::string WhyStranger(absl::string_view address, std::optional<std::uint16_t> remote_port);
+// The kernel says nothing of processes elsewhere: they may. `own_ends`: this process's ends of its
+// connections with `address`; asked for only if the address is one of this network namespace's own.
+// If there are several, all of the other ends must be such users'.
+std::string WhyStranger(absl::string_view address,
+                        absl::FunctionRef<std::vector<TcpEnd>()> own_ends);
 
 }  // namespace gradsync::daemon
 

@@ -110,6 +110,17 @@ void PeerListener::Start(std::function<void(UniqueFd connection)> connected) {
   thread_ = std::thread([this] { Loop(); });
 }
 
+std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
+  std::vector<TcpEnd> ends;
+  const std::optional<TcpEnd> other = TcpEnd::Parse(caller);
+  if (!other.has_value()) return ends;
+  const std::string ip(other->ip.begin(), other->ip.end());
+  for (const sockaddr_storage& own : limit_.OwnEnds(ip, other->port)) {
+    ends.push_back(TcpEnd::Of(own));
+  }
+  return ends;
+}
+
 void PeerListener::Stop() {
   if (!thread_.joinable()) return;
   const std::uint64_t one = 1;

@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
+#include "daemon/peer/socket_owner.h"
 
 namespace gradsync::daemon {
 
@@ -39,6 +41,8 @@ class PeerListener {
   void Start(std::function<void(UniqueFd connection)> connected);
   // As ConnectionLimit::End(). Thread-safe.
   bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
+  // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.
+  std::vector<TcpEnd> OwnEnds(absl::string_view caller);
   // Accepts no more. Idempotent.
   void Stop();
 

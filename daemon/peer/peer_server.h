@@ -18,10 +18,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "daemon/base/ticker.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_listener.h"
+#include "daemon/peer/socket_owner.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/call_limit.h"
 #include "daemon/rpc/completion_dispatcher.h"
@@ -55,6 +57,8 @@ class PeerServer {
   // Starts to accept streams and to handle messages. `context` outlives the server; `accepted` is
   // called after each new session.
   void Accept(const AgentSessionContext& context, std::function<void()> accepted);
+  // This process's ends of its connections with a caller, as gRPC names it.
+  std::vector<TcpEnd> OwnEnds(absl::string_view caller) { return listener_->OwnEnds(caller); }
   // The sessions that are open.
   std::vector<std::shared_ptr<AgentSession>> Sessions() { return acceptor_.Open(); }
   // The sessions' streams, unknown calls, and those that wait for the next ones.

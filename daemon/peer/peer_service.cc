@@ -55,7 +55,7 @@ class PeerService::Impl {
         node_name_(NodeName(options.node_name)),
         address_(server->address().Text()),
         engines_(kEnginesPerJob * options.quota_jobs_per_user),
-        agent_context_(AgentContext(server->address().port)),
+        agent_context_(AgentContext()),
         server_(std::move(server)),
         make_engine_([this, keys = credentials.keys](
                          EngineSpec spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
@@ -128,7 +128,7 @@ class PeerService::Impl {
     return environment;
   }
 
-  AgentSessionContext AgentContext(std::uint16_t port) {
+  AgentSessionContext AgentContext() {
     AgentSessionContext context;
     context.instance = instance_;
     context.node_name = node_name_;
@@ -138,7 +138,7 @@ class PeerService::Impl {
     context.jobs = environment_.jobs;
     context.memory = environment_.memory;
     context.tls = !options_.tls_certificate.empty();
-    context.port = port;
+    context.own_ends = [this](const std::string& caller) { return server_->OwnEnds(caller); };
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
     return context;
   }

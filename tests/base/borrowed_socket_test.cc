@@ -39,6 +39,20 @@ Pair TcpPair() {
   return {std::move(ours), std::move(theirs)};
 }
 
+TEST(BorrowedTcpSocketTest, KnowsTheAddressOfItsSideUntilItIsClosed) {
+  auto [ours, theirs] = TcpPair();
+  const BorrowedSocket socket(ours.get());
+  sockaddr_in theirs_peer{};
+  socklen_t length = sizeof(theirs_peer);
+  auto* const any = reinterpret_cast<sockaddr*>(&theirs_peer);
+  ASSERT_EQ(getpeername(theirs.get(), any, &length), 0);
+  const auto own = socket.OwnAddress();
+  ASSERT_TRUE(own.has_value());
+  EXPECT_EQ(reinterpret_cast<const sockaddr_in&>(*own).sin_port, theirs_peer.sin_port);
+  ours = UniqueFd();
+  EXPECT_FALSE(socket.OwnAddress().has_value());
+}
+
 class BorrowedSocketTest : public testing::TestWithParam<Pair (*)()> {};
 
 TEST_P(BorrowedSocketTest, TheOwnerReadsNothingMoreAfterTheEnd) {

@@ -121,6 +121,18 @@ TEST_F(ConnectionLimitTest, EndsTheConnectionOfAPort) {
   EXPECT_FALSE(limit_.End(ip, 1)) << "it is closed";
 }
 
+TEST_F(ConnectionLimitTest, FindsThisSideOfTheConnectionsOfAPort) {
+  const std::string ip("\x0a\0\0\1", 4);
+  ASSERT_TRUE(Admit("10.0.0.1", 1).ok() && Admit("::ffff:10.0.0.1", 2).ok());
+  ASSERT_TRUE(Admit("10.0.0.2", 1).ok());
+  EXPECT_EQ(limit_.OwnEnds(ip, 1).size(), 1u);
+  EXPECT_EQ(limit_.OwnEnds(ip, 2).size(), 1u);
+  EXPECT_TRUE(limit_.OwnEnds(ip, 3).empty());
+  EXPECT_TRUE(limit_.OwnEnds("", 1).empty());
+  connections_.clear();
+  EXPECT_TRUE(limit_.OwnEnds(ip, 1).empty()) << "it is closed";
+}
+
 TEST_F(ConnectionLimitTest, AnAddressWaitsAfterTheEnd) {
   ASSERT_TRUE(Admit("10.0.0.1").ok());
   EXPECT_TRUE(limit_.End(std::string("\x0a\0\0\1", 4), 4711));

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -96,6 +97,8 @@ class Connection {
   }
   std::uint16_t port() const { return port_; }
   const std::string& caller() const { return caller_; }
+  // The end that has been called.
+  TcpEnd end() const { return *TcpEnd::Parse(absl::StrCat("ipv4:127.0.0.1:", port_)); }
 
  private:
   int listens_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -104,20 +107,44 @@ class Connection {
   std::string caller_;
 };
 
+// What the accepting side asks about its caller.
+std::string WhyCallerIsStranger(const Connection& connection) {
+  return WhyStranger(connection.caller(), [&] { return std::vector<TcpEnd>{connection.end()}; });
+}
+
 TEST(LocalCallerTest, OwnConnectionIsNoStranger) {
   Connection own;
-  EXPECT_EQ(WhyStranger(own.caller(), own.port()), "");
+  EXPECT_EQ(WhyCallerIsStranger(own), "");
 }
 
 TEST(LocalCallerTest, ClosedConnectionIsAStranger) {
   Connection own;
   own.Close();
-  EXPECT_THAT(WhyStranger(own.caller(), own.port()), HasSubstr("closed its connection"));
+  EXPECT_THAT(WhyCallerIsStranger(own), HasSubstr("closed its connection"));
+}
+
+TEST(LocalCallerTest, ConnectionThatThisProcessHasClosedIsAStranger) {
+  Connection own;
+  const auto none = [] { return std::vector<TcpEnd>(); };
+  EXPECT_THAT(WhyStranger(own.caller(), none), HasSubstr("closed its connection"));
 }
 
 TEST(LocalCallerTest, OtherMachinesAreNotJudged) {
-  EXPECT_EQ(WhyStranger("ipv4:192.0.2.1:4711", 7417), "");
-  EXPECT_EQ(WhyStranger("ipv6:%5B2001:db8::1%5D:4711", 7417), "");
+  const auto never = [] {
+    ADD_FAILURE() << "asked for this process's ends";
+    return std::vector<TcpEnd>();
+  };
+  EXPECT_EQ(WhyStranger("ipv4:192.0.2.1:4711", never), "");
+  EXPECT_EQ(WhyStranger("ipv6:%5B2001:db8::1%5D:4711", never), "");
+}
+
+TEST(LocalCallerTest, OwnEndsOfAConnectionAreFound) {
+  Connection own, other;
+  const std::vector<TcpEnd> ends = OwnEndsTo(absl::StrCat("ipv4:127.0.0.1:", own.port()));
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_TRUE(ends[0].SamePlace(*TcpEnd::Parse(own.caller())));
+  EXPECT_THAT(OwnEndsTo("ipv4:127.0.0.2:4711"), IsEmpty());
+  EXPECT_THAT(OwnEndsTo("unix:/run/x.sock"), IsEmpty());
 }
 
 }  // namespace
