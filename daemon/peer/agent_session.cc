@@ -22,6 +22,11 @@ namespace {
 // A caller that has not sent Hello is disconnected after this.
 constexpr std::uint64_t kHelloPatienceNs = 10'000'000'000;
 constexpr std::size_t kHashBytes = 32;
+// A node that nothing needs is disconnected after this. Others may need the place. A daemon of ours
+// has closed its stream long before, after 5 s. If the node is part of an engine, that is after 5
+// minutes.
+constexpr std::uint64_t kUnneededNs = 60'000'000'000;
+constexpr std::uint64_t kUnneededEngineNs = 600'000'000'000;
 
 // Incarnations of ranks on other nodes. Those of this node's sessions count from 1.
 std::uint64_t NextIncarnation() {
@@ -125,6 +130,7 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
       if (why.ok()) why = absl::AbortedError("its session has ended");
       rank->Lose(why);
       ranks_.erase(message.rank_ended().incarnation());
+      needed_ns_ = context_.clock->NowNs();
       return absl::OkStatus();
     }
     case v1::AttachRequest::kLaunchDone:
@@ -152,7 +158,7 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
       node_group_->Detach(std::static_pointer_cast<AgentSession>(shared_from_this()));
       return absl::OkStatus();
     case v1::AttachRequest::kPong:
-      return absl::OkStatus();
+      return CheckNeed();
     case v1::AttachRequest::kHello:
     case v1::AttachRequest::KIND_NOT_SET:
       break;
@@ -201,8 +207,22 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
       LogLevel::kInfo, "node attached",
       {{"node", node_name_}, {"address", address_}, {"job", key_.job_id}, {"uid", key_.uid}});
   Send(std::move(response));
+  needed_ns_ = context_.clock->NowNs();
   phase_.store(Phase::kWelcomed);
   return absl::OkStatus();
+}
+
+absl::Status AgentSession::CheckNeed() {
+  const std::uint64_t now_ns = context_.clock->NowNs();
+  const NodeGroup::Need need = node_group_->NeedOf(this);
+  if (need == NodeGroup::Need::kRanks || phase_.load() == Phase::kDetaching) needed_ns_ = now_ns;
+  const std::uint64_t limit_ns = need == NodeGroup::Need::kEngine ? kUnneededEngineNs : kUnneededNs;
+  if (now_ns <= needed_ns_ + limit_ns) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kQuota,
+      absl::StrCat("node ", node_name_, " (", address_, ") has had no rank in job '", key_.job_id,
+                   "' for ", limit_ns / 1'000'000'000, " s, and other nodes may need its place"),
+      {{field::kJob, key_.job_id}, {field::kNode, node_name_}});
 }
 
 // Without TLS anyone can say Hello in the name of any user. On this machine the kernel knows who
@@ -303,6 +323,7 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
   node_group_->AddRank(*job, decoded->rank,
                        std::static_pointer_cast<AgentSession>(shared_from_this()),
                        request.incarnation());
+  needed_ns_ = context_.clock->NowNs();
   LogLimited(LogLevel::kInfo, "session opened",
              {{"job", key_.job_id},
               {"rank", decoded->rank},

@@ -114,6 +114,8 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   absl::Status OnRankRequest(const v1::RankRequest& request);
   // Joins the rank to the job. Not OK: it is refused.
   absl::Status Open(const v1::RankRequest& request, const std::shared_ptr<SessionSink>& sink);
+  // RESOURCE_EXHAUSTED QUOTA: nothing here has needed the node for a while.
+  absl::Status CheckNeed();
   absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
   // The rank has broken the protocol: its session ends with `why`.
   void Refuse(AgentRank* rank, const absl::Status& why);
@@ -136,6 +138,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   // Used by the read side only.
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
   RemoteWorkers workers_;
+  std::uint64_t needed_ns_ = 0;  // when something last needed the node
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};
   std::atomic<std::uint64_t> asked_ns_{0};       // when the first unanswered ping was sent

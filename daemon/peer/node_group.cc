@@ -377,6 +377,17 @@ void NodeGroup::Shutdown() {
   Run(std::move(actions));
 }
 
+NodeGroup::Need NodeGroup::NeedOf(const NodeLink* link) {
+  MutexLock lock(&mutex_);
+  for (const auto& [job, entry] : jobs_) {
+    const bool has_rank =
+        std::any_of(entry.ranks.begin(), entry.ranks.end(),
+                    [link](const auto& one) { return one.second.link.get() == link; });
+    if (has_rank) return Need::kRanks;
+  }
+  return epochs_.EpochsOf(link).empty() ? Need::kNothing : Need::kEngine;
+}
+
 bool NodeGroup::Idle() {
   MutexLock lock(&mutex_);
   return jobs_.empty();

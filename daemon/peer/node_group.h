@@ -57,6 +57,14 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // The node is lost. The caller has already lost its ranks to their jobs.
   void Lost(NodeLink* link, const absl::Status& why);
 
+  // What it needs a node for.
+  enum class Need : std::uint8_t {
+    kNothing,
+    kEngine,  // the node is part of the engine, which waits for its job to start again
+    kRanks,   // the node has ranks in a job, or had some that have left it
+  };
+  Need NeedOf(const NodeLink* link);
+
   // It has no job.
   bool Idle();
   // Ends the engine. Nothing is launched any more.

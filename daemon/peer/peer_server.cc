@@ -1,5 +1,6 @@
 #include "daemon/peer/peer_server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -15,10 +16,21 @@ namespace {
 constexpr int kThreads = 2;
 // Streams of one address that have not said Hello.
 constexpr std::size_t kMaxUngreeted = 64;
+// Streams of one address that have said Hello: the jobs of its daemons. There may be several
+// daemons, on one machine or behind one address.
+constexpr std::size_t kMaxGreeted = 256;
 // A connection without an HTTP/2 handshake is closed after this.
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
+
+// How many streams of this address have said Hello.
+std::size_t GreetedAt(const std::string& address,
+                      const std::vector<std::shared_ptr<AgentSession>>& open) {
+  return static_cast<std::size_t>(std::count_if(open.begin(), open.end(), [&](const auto& one) {
+    return one->greeted() && one->address() == address;
+  }));
+}
 
 }  // namespace
 
@@ -68,6 +80,11 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
       node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                             absl::StrCat("the daemon of node ", context.node_name, " serves ",
                                          kMaxNodes, " streams of other nodes, as many as it may")));
+    } else if (GreetedAt(node->address(), open) >= kMaxGreeted) {
+      node->Close(MakeError(
+          absl::StatusCode::kResourceExhausted, reason::kQuota,
+          absl::StrCat("the daemon of node ", context.node_name, " serves ", kMaxGreeted,
+                       " streams of ", node->address(), ", as many as one address may have")));
     }
     accepted();
   };

@@ -240,6 +240,80 @@ TEST_F(PeerPort, StreamsOfOneAddressWithoutHelloAreFewAndEnd) {
   EXPECT_EQ(neighbours.AwaitRefused(0), 0u) << "they are at another address";
 }
 
+// ---- Streams with Hello
+
+// Streams from one address that have said Hello, each for a job of its own. They answer no pings,
+// so they last a few seconds.
+class GreetedStreams {
+ public:
+  GreetedStreams(std::string from, std::string to) : from_(std::move(from)), to_(std::move(to)) {}
+  ~GreetedStreams() {
+    for (const auto& one : streams_) one->context.TryCancel();
+    for (const auto& one : streams_) {
+      v1::AttachResponse message;
+      while (!one->ended && one->stream->Read(&message)) {
+      }
+      if (!one->ended) one->stream->Finish();
+    }
+  }
+
+  // Opens one more. Returns the error that ends it, or OK if the daemon welcomes it.
+  grpc::Status Open() {
+    constexpr std::size_t kPerConnection = 200;
+    if (streams_.size() % kPerConnection == 0) {
+      stubs_.push_back(v1::Peer::NewStub(
+          grpc::CreateInsecureChannelFromFd("peer", dup(Connected(from_, to_).get()))));
+    }
+    streams_.push_back(std::make_unique<Greeted>());
+    Greeted& one = *streams_.back();
+    one.stream = stubs_.back()->Attach(&one.context);
+    v1::AttachRequest message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_protocol(1);
+    hello.set_instance(std::string(16, 'x'));
+    hello.set_node_name("attacker");
+    hello.set_uid(getuid());
+    hello.set_job_id("attack" + std::to_string(streams_.size()));
+    hello.set_staging_bytes(32u << 20);
+    one.stream->Write(message);
+    v1::AttachResponse answer;
+    if (one.stream->Read(&answer)) return grpc::Status::OK;
+    one.ended = true;
+    return one.stream->Finish();
+  }
+
+ private:
+  struct Greeted {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream;
+    bool ended = false;
+  };
+
+  const std::string from_, to_;
+  std::vector<std::unique_ptr<v1::Peer::Stub>> stubs_;
+  std::vector<std::unique_ptr<Greeted>> streams_;
+};
+
+TEST_F(PeerPort, StreamsOfOneAddressWithHelloAreFew) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer is too slow: the first streams would have ended";
+  constexpr int kMost = 256;
+  const std::string peer = alpha_.Status().peer_address();
+  GreetedStreams attackers(kAttackersAddress, peer);
+  grpc::Status end;
+  int welcome = 0;
+  while (welcome < 2 * kMost && (end = attackers.Open()).ok()) ++welcome;
+  // The daemon counts a stream a moment after its Welcome.
+  EXPECT_GE(welcome, kMost);
+  EXPECT_LE(welcome, kMost + 2);
+  EXPECT_EQ(end.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(end.error_message().find("256 streams of 127.0.0.9, as many as one address may have"),
+            std::string::npos)
+      << end.error_message();
+  GreetedStreams neighbour("127.0.0.10", peer);
+  EXPECT_TRUE(neighbour.Open().ok()) << "it is at another address";
+  ExpectUnharmed();
+}
+
 // ---- Calls that are reset at once (CVE-2023-44487)
 
 class ResetCalls : public PeerPort, public testing::WithParamInterface<std::string> {};

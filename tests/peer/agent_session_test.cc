@@ -7,9 +7,12 @@
 #include <memory>
 #include <string>
 
+#include "daemon/job/job_table.h"
 #include "daemon/peer/node_group_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/gradsync/limits.h"
+#include "proto/gradsync/shared_memory.h"
 #include "tests/job/held_reducer.h"
 #include "tests/job/manual_executor.h"
 #include "tests/kit/manual_clock.h"
@@ -67,10 +70,41 @@ class AgentSessionTest : public testing::Test {
     return message;
   }
 
+  static v1::AttachRequest Open(std::uint32_t rank, std::uint64_t incarnation,
+                                std::uint32_t world_size = 3) {
+    v1::AttachRequest message;
+    message.mutable_rank_request()->set_rank(rank);
+    message.mutable_rank_request()->set_incarnation(incarnation);
+    v1::OpenSession& open =
+        *message.mutable_rank_request()->mutable_request()->mutable_open_session();
+    open.mutable_protocol()->set_oldest(kProtocolOldest);
+    open.mutable_protocol()->set_newest(kProtocolNewest);
+    open.set_shared_memory_abi(kSharedMemoryAbi);
+    open.set_job_id("job");
+    open.set_rank(rank);
+    open.set_world_size(world_size);
+    open.mutable_options()->set_step_timeout_ms(1000);
+    return message;
+  }
+  // The agent answers a ping, so many seconds later.
+  void PongAfter(std::uint64_t seconds) {
+    clock_.Advance(seconds * 1'000'000'000);
+    jobs_.Tick();
+    node_groups_.Tick();
+    v1::AttachRequest message;
+    message.mutable_pong()->set_number(1);
+    agent_->OnMessage(message);
+  }
+  std::size_t LiveJobs() const {
+    std::size_t live = 0;
+    for (const auto& job : jobs_.Jobs()) live += job->Empty() ? 0 : 1;
+    return live;
+  }
+
   ManualClock clock_;
+  ArenaQuota memory_{4 * kMiB, "quota_control_bytes_per_user", "the daemon's own memory"};
   ManualExecutor executor_;
   HeldReducer reducer_{&clock_};
-  ArenaQuota memory_{4 * kMiB, "quota_control_bytes_per_user", "the daemon's own memory"};
   JobTable jobs_{Jobs(), 4};
   NodeGroupTable node_groups_{Groups()};
   AgentSessionContext context_;
@@ -89,6 +123,44 @@ TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedToTheJobsUser) {
   agent_->OnEnd(absl::OkStatus());
   agent_ = nullptr;
   EXPECT_EQ(memory_.total_bytes(), 0u);
+}
+
+// It may be a stranger's, and others may need the place.
+TEST_F(AgentSessionTest, AnAgentWithoutARankEndsAfterAMinute) {
+  agent_->OnMessage(Hello());
+  PongAfter(61);
+  agent_->OnMessage(Open(0, 1));
+  EXPECT_EQ(LiveJobs(), 0u) << "it has ended";
+}
+
+TEST_F(AgentSessionTest, AnAgentWhoseRanksHaveEndedEndsAfterAMinute) {
+  agent_->OnMessage(Hello());
+  PongAfter(59);
+  agent_->OnMessage(Open(0, 1));
+  EXPECT_EQ(LiveJobs(), 1u);
+  v1::AttachRequest ended;
+  ended.mutable_rank_ended()->set_incarnation(1);
+  agent_->OnMessage(ended);
+  PongAfter(1);
+  EXPECT_EQ(LiveJobs(), 0u);
+  PongAfter(50);
+  agent_->OnMessage(Open(0, 2));
+  EXPECT_EQ(LiveJobs(), 1u) << "it may come back";
+  ended.mutable_rank_ended()->set_incarnation(2);
+  agent_->OnMessage(ended);
+  PongAfter(1);
+  PongAfter(120);
+  agent_->OnMessage(Open(0, 3));
+  EXPECT_EQ(LiveJobs(), 0u) << "it has ended";
+}
+
+TEST_F(AgentSessionTest, AnAgentStaysWhileItsRanksWaitForOthers) {
+  agent_->OnMessage(Hello());
+  agent_->OnMessage(Open(0, 1));
+  for (int hours = 0; hours < 3; ++hours) PongAfter(3600);
+  agent_->OnMessage(Open(1, 2));
+  ASSERT_EQ(LiveJobs(), 1u);
+  EXPECT_EQ(jobs_.Jobs().front()->StateOf(1), RankState::kLive);
 }
 
 }  // namespace

@@ -76,9 +76,9 @@ class CoordinatorLinkTest : public testing::Test {
 
   const JobKey kKey{1000, "job", ""};
   ManualClock clock_;
+  ArenaQuota memory_{4 * kMiB, "quota_control_bytes_per_user", "the daemon's own memory"};
   ManualExecutor executor_;
   ConcurrentExecutor reaper_{1};
-  ArenaQuota memory_{4 * kMiB, "quota_control_bytes_per_user", "the daemon's own memory"};
   std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
   std::shared_ptr<JobPort> rank_;
   std::shared_ptr<CoordinatorLink> link_ = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
