@@ -597,8 +597,11 @@ bool Job::Empty() const {
 
 bool Job::EmptyLocked() const {
   if (InFlight()) return false;
+  if (members_[seated_].sink != nullptr) return false;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    if (members_[rank].sink != nullptr) return false;
+    if (members_[rank].sink == nullptr) continue;
+    seated_ = rank;
+    return false;
   }
   return true;
 }

@@ -248,6 +248,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   mutable Mutex mutex_;
   std::shared_ptr<Reducer> node_group_ ABSL_GUARDED_BY(mutex_);
   Membership members_ ABSL_GUARDED_BY(mutex_);
+  // A rank that had a session when EmptyLocked() last looked. The table asks each job often, and a
+  // job may have many ranks that have not joined.
+  mutable std::uint32_t seated_ ABSL_GUARDED_BY(mutex_) = 0;
   LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);
   CollectiveOrder collectives_ ABSL_GUARDED_BY(mutex_);

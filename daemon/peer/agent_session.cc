@@ -96,6 +96,7 @@ void AgentSession::OnEnd(const absl::Status&) {
 void AgentSession::LoseAll(const absl::Status& why) {
   for (auto& [incarnation, rank] : ranks_) rank.Lose(why);
   ranks_.clear();
+  address_job_ = nullptr;
   workers_.Lost(why);
   const std::shared_ptr<NodeGroup> node_group = std::move(node_group_);
   node_group_ = nullptr;
@@ -239,6 +240,15 @@ absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
       {{field::kJob, hello.job_id()}});
 }
 
+absl::Status AgentSession::CountForAddress(std::uint32_t world_size) {
+  if (context_.address_jobs == nullptr || world_size <= address_world_) return absl::OkStatus();
+  auto counted = context_.address_jobs->Add(address_, key_, Job::BytesFor(world_size));
+  if (!counted.ok()) return counted.status();
+  address_job_ = *std::move(counted);
+  address_world_ = world_size;
+  return absl::OkStatus();
+}
+
 AgentRank* AgentSession::Find(std::uint64_t incarnation) {
   const auto found = ranks_.find(incarnation);
   return found == ranks_.end() ? nullptr : &found->second;
@@ -311,6 +321,8 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
   // This daemon may have begun to drain since Hello.
   const auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
+  absl::Status counted = CountForAddress(decoded->world_size);
+  if (!counted.ok()) return counted;
   const std::uint64_t incarnation = NextIncarnation();
   auto job = context_.jobs->Join(key_, decoded->rank, decoded->world_size, decoded->options,
                                  incarnation, sink, node_name_);

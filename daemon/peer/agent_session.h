@@ -20,6 +20,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/job/job_table.h"
+#include "daemon/peer/address_jobs.h"
 #include "daemon/peer/agent_rank.h"
 #include "daemon/peer/node_group.h"
 #include "daemon/peer/peer_protocol.h"
@@ -44,7 +45,8 @@ struct AgentSessionContext {
   JobTable* jobs = nullptr;
   // As JobEnvironment::memory. Is also charged for what waits for the agents.
   ArenaQuota* memory = nullptr;
-  bool tls = false;  // agents have shown certificates
+  AddressJobs* address_jobs = nullptr;  // null: nothing is limited
+  bool tls = false;                     // agents have shown certificates
   // This process's ends of its connections with a caller, as gRPC names it.
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The node group of a job key, or why this node has none.
@@ -116,6 +118,8 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   absl::Status Open(const v1::RankRequest& request, const std::shared_ptr<SessionSink>& sink);
   // RESOURCE_EXHAUSTED QUOTA: nothing here has needed the node for a while.
   absl::Status CheckNeed();
+  // RESOURCE_EXHAUSTED QUOTA: as AddressJobs::Add().
+  absl::Status CountForAddress(std::uint32_t world_size);
   absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
   // The rank has broken the protocol: its session ends with `why`.
   void Refuse(AgentRank* rank, const absl::Status& why);
@@ -139,6 +143,9 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
   RemoteWorkers workers_;
   std::uint64_t needed_ns_ = 0;  // when something last needed the node
+  // Counts the job for the address, with this world size.
+  std::shared_ptr<void> address_job_;
+  std::uint32_t address_world_ = 0;
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};
   std::atomic<std::uint64_t> asked_ns_{0};       // when the first unanswered ping was sent

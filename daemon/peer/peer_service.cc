@@ -10,6 +10,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/ticker.h"
+#include "daemon/peer/address_jobs.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/coordinator_link_table.h"
 #include "daemon/peer/engine_quota.h"
@@ -138,6 +139,7 @@ class PeerService::Impl {
     context.jobs = environment_.jobs;
     context.memory = environment_.memory;
     context.tls = !options_.tls_certificate.empty();
+    context.address_jobs = &address_jobs_;
     context.own_ends = [this](const std::string& caller) { return server_->OwnEnds(caller); };
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
     return context;
@@ -218,6 +220,7 @@ class PeerService::Impl {
   std::vector<std::string> notices_;
 
   EngineQuota engines_;
+  AddressJobs address_jobs_;
   // Destroying an engine that is connecting can take 10 s. Other jobs do not wait for it.
   std::unique_ptr<ConcurrentExecutor> reaper_ =
       std::make_unique<ConcurrentExecutor>(engines_.total());

@@ -163,5 +163,25 @@ TEST_F(AgentSessionTest, AnAgentStaysWhileItsRanksWaitForOthers) {
   EXPECT_EQ(jobs_.Jobs().front()->StateOf(1), RankState::kLive);
 }
 
+// The user whom the agent names is charged, but the agent may name anyone.
+TEST_F(AgentSessionTest, TheJobsOfAnAddressHaveABound) {
+  AddressJobs address_jobs;
+  context_.address_jobs = &address_jobs;
+  agent_->OnMessage(Hello());
+  const auto others =
+      *address_jobs.Add(agent_->address(), {1, "other", ""}, AddressJobs::kMostBytes - 1'000'000);
+  agent_->OnMessage(Open(0, 1, /*world_size=*/4000));
+  EXPECT_EQ(LiveJobs(), 0u);
+  agent_->OnMessage(Open(0, 2, /*world_size=*/8));
+  EXPECT_EQ(LiveJobs(), 1u) << "a smaller one has room";
+  const std::uint64_t held = address_jobs.BytesOf(agent_->address());
+  EXPECT_EQ(held, AddressJobs::kMostBytes - 1'000'000 + Job::BytesFor(8));
+  agent_->OnMessage(Open(1, 3, /*world_size=*/8));
+  EXPECT_EQ(address_jobs.BytesOf(agent_->address()), held) << "it counts once";
+  agent_->OnEnd(absl::OkStatus());
+  EXPECT_EQ(address_jobs.BytesOf(agent_->address()), AddressJobs::kMostBytes - 1'000'000);
+  agent_ = nullptr;
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
