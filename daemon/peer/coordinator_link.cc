@@ -73,6 +73,7 @@ std::shared_ptr<CoordinatorLink> CoordinatorLink::Create(const LinkContext& cont
     return link->FindBucket(arena, bucket, step);
   };
   owner.settled = settled;
+  owner.account = {context.memory, context.payer};
   created->workers_ = std::make_shared<WorkerProxyServer>(std::move(owner));
   return created;
 }

@@ -21,6 +21,10 @@ constexpr std::uint64_t kMaxConnectNs = 3'600'000'000'000;
 constexpr std::uint32_t kMaxRanks = 1 << 20;
 // Elements of a bucket: more than any GPU holds.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 44;
+// A call on the wire: the longest one names the arenas of all ranks of a node.
+constexpr std::size_t kMaxCallBytes = 64 << 10;
+// What a call takes until it is answered, beside itself.
+constexpr std::size_t kCallBytes = 512;
 
 absl::Status Malformed(absl::string_view what) {
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kMalformed,
@@ -67,10 +71,12 @@ absl::Status WorkerProxyServer::Check(const WorkerPort* worker, worker::Call* ca
     }
     case worker::Call::kAwaitReady: {
       const worker::AwaitReady& await = call->await_ready();
+      std::set<std::uint64_t> seen;
       for (const std::uint64_t arena : await.arenas()) {
         const auto bucket = owner_.find(arena, await.bucket(), await.step());
         if (!bucket.ok()) return bucket.status();
         if (bucket->worker != worker) return Malformed("about an arena of another worker");
+        if (!seen.insert(arena).second) return Malformed("about an arena twice");
       }
       return absl::OkStatus();
     }
@@ -117,13 +123,19 @@ absl::Status WorkerProxyServer::CheckLaunch(const WorkerPort* worker, worker::La
 }
 
 void WorkerProxyServer::Call(const v1::WorkerCall& message) {
-  const CallId id{message.worker(), message.id()};
+  OpenCall id{message.worker(), message.id()};
   worker::Call call;
-  const bool parsed = call.ParseFromString(message.call());
+  const bool parsed =
+      message.call().size() <= kMaxCallBytes && call.ParseFromString(message.call());
+  const std::size_t bytes = kCallBytes + call.SpaceUsedLong();
   std::shared_ptr<WorkerPort> worker;
+  absl::Status charged;
   {
     MutexLock lock(&mutex_);
     ++owed_;
+    charged = charge_.Hold(owner_.account, owed_bytes_ + bytes);
+    if (charged.ok()) id.bytes = bytes;
+    owed_bytes_ += id.bytes;
     const auto found = workers_.find(id.worker);
     if (found != workers_.end()) {
       ++found->second.owed;
@@ -133,6 +145,7 @@ void WorkerProxyServer::Call(const v1::WorkerCall& message) {
   }
   if (worker == nullptr) return Answer(id, nullptr, WorkerLost());
   if (!parsed) return Answer(id, worker.get(), Malformed("with bytes that are no call"));
+  if (!charged.ok()) return Answer(id, worker.get(), charged);
   Pages semaphores;
   const absl::Status checked = Check(worker.get(), &call, &semaphores);
   if (!checked.ok()) return Answer(id, worker.get(), checked);
@@ -150,7 +163,7 @@ void WorkerProxyServer::Call(const v1::WorkerCall& message) {
              });
 }
 
-void WorkerProxyServer::Answer(const CallId& id, const WorkerPort* worker,
+void WorkerProxyServer::Answer(const OpenCall& id, const WorkerPort* worker,
                                const absl::StatusOr<WorkerPort::Reply>& reply) {
   v1::AttachRequest message;
   v1::WorkerReply* const out = message.mutable_worker_reply();
@@ -166,6 +179,8 @@ void WorkerProxyServer::Answer(const CallId& id, const WorkerPort* worker,
   {
     MutexLock lock(&mutex_);
     --owed_;
+    owed_bytes_ -= id.bytes;
+    if (owed_bytes_ == 0) charge_.Release();
     const auto found = workers_.find(id.worker);
     if (found != workers_.end()) --found->second.owed;
   }

@@ -12,8 +12,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/arena/semaphore_page.h"
 #include "daemon/base/mutex.h"
+#include "daemon/peer/stepped_charge.h"
 #include "daemon/worker/worker_port.h"
 #include "gradsync/v1/peer.pb.h"
 #include "proto/gradsync/data_type.h"
@@ -45,12 +47,17 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
                                                 std::uint64_t step)>
         find;
     std::function<void()> settled;  // a call was answered; busy() may have become false
+    MemoryAccount account;          // is charged for calls that are not answered
   };
+  // So many bytes of them cost nothing: some 200 calls.
+  static constexpr std::size_t kFreeCallBytes = 256 << 10;
   explicit WorkerProxyServer(Owner owner) : owner_(std::move(owner)) {}
 
   // The number by which the coordinator knows this worker.
   std::uint64_t NumberOf(const std::shared_ptr<WorkerPort>& worker);
 
+  // An honest coordinator has a call open for each bucket of the layouts that are in a step, or
+  // two. So it is the user's quota that bounds them: beyond it the answer is RESOURCE_EXHAUSTED.
   void Call(const v1::WorkerCall& message);
   void Release(const v1::WorkerRelease& release);
   // Reports workers that have ended.
@@ -68,9 +75,10 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
     std::size_t owed = 0;              // calls that it has not answered
   };
 
-  struct CallId {
+  struct OpenCall {
     std::uint64_t worker = 0;
     std::uint64_t call = 0;
+    std::size_t bytes = 0;  // that it is charged for
   };
   using Pages = std::vector<std::shared_ptr<SemaphorePage>>;
 
@@ -79,7 +87,7 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
   absl::Status Check(const WorkerPort* worker, worker::Call* call, Pages* semaphores) const;
   absl::Status CheckLaunch(const WorkerPort* worker, worker::Launch* launch,
                            Pages* semaphores) const;
-  void Answer(const CallId& id, const WorkerPort* worker,
+  void Answer(const OpenCall& id, const WorkerPort* worker,
               const absl::StatusOr<WorkerPort::Reply>& reply);
 
   const Owner owner_;
@@ -89,6 +97,8 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
   std::map<std::uint64_t, Worker> workers_ ABSL_GUARDED_BY(mutex_);
   // Calls that have not been answered, also by workers that have left workers_.
   std::size_t owed_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::size_t owed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  SteppedCharge charge_ ABSL_GUARDED_BY(mutex_){kFreeCallBytes};
 };
 
 }  // namespace gradsync::daemon

@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/error.h"
+#include "daemon/base/tenant.h"
 #include "daemon/rpc/status_mapping.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/data_type.h"
@@ -35,6 +37,7 @@ class WorkerProxyServerTest : public testing::Test {
                            semaphores_};
     };
     owner.settled = [] {};
+    owner.account = {&memory_, Tenant(1000)};
     server_ = std::make_shared<WorkerProxyServer>(std::move(owner));
     number_ = server_->NumberOf(worker_);
   }
@@ -90,6 +93,7 @@ class WorkerProxyServerTest : public testing::Test {
     EXPECT_FALSE(server_->busy());
   }
 
+  ArenaQuota memory_{1 << 20, "quota_control_bytes_per_user", "the daemon's own memory"};
   std::shared_ptr<FakeWorker> worker_ = std::make_shared<FakeWorker>();
   std::shared_ptr<SemaphorePage> semaphores_ = *SemaphorePage::Create(2);
   std::vector<v1::AttachRequest> sent_;
@@ -177,6 +181,10 @@ TEST_F(WorkerProxyServerTest, MalformedCallsAreRefusedAndAnswered) {
     ExpectRefused(await);
   }
 
+  worker::Call twice;
+  for (int i = 0; i < 2; ++i) twice.mutable_await_ready()->add_arenas(kArena);
+  ExpectRefused(twice);
+
   ExpectRefused(worker::Call());  // a call of an unknown kind
   // Calls that a worker takes only from its own node.
   worker::Call own;
@@ -192,10 +200,33 @@ TEST_F(WorkerProxyServerTest, MalformedCallsAreRefusedAndAnswered) {
   v1::WorkerCall message = Message(Launch());
   message.set_call("\xff no call");
   ExpectRefused(message, "no call");
+  worker::Call padded = Launch();
+  padded.mutable_launch()->mutable_arenas()->Resize(70'000, kArena);
+  message = Message(padded);
+  ExpectRefused(message, "a long call");
+  EXPECT_NE(LastReply().status().message().find("no call"), std::string::npos);
   message = Message(Launch());
   message.set_worker(99);
   ExpectRefused(message, "worker 99");
   EXPECT_TRUE(LastReply().ended());
+}
+
+// A worker that waits for a GPU answers late, and a coordinator may call without end.
+TEST_F(WorkerProxyServerTest, ManyOpenCallsAreTheUsersMemory) {
+  for (int i = 0; i < 100; ++i) server_->Call(Message(Launch()));
+  EXPECT_EQ(memory_.total_bytes(), 0u) << "those of a step cost nothing";
+  while (sent_.empty() && worker_->calls.size() < 10'000) server_->Call(Message(Launch()));
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_EQ(LastReply().status().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+  EXPECT_NE(LastReply().status().message().find("quota_control_bytes_per_user"), std::string::npos);
+  EXPECT_FALSE(LastReply().ended());
+  EXPECT_GT(worker_->calls.size(), 300u);
+  EXPECT_GT(memory_.total_bytes(), std::uint64_t{1} << 19);
+  while (worker_->unanswered() > 0) worker_->Answer(WorkerPort::Reply{});
+  EXPECT_FALSE(server_->busy());
+  EXPECT_EQ(memory_.total_bytes(), 0u);
+  server_->Call(Message(Launch()));
+  EXPECT_TRUE(server_->busy()) << "there is room again";
 }
 
 TEST_F(WorkerProxyServerTest, AwaitReadyIsPassedOn) {
