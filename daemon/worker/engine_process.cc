@@ -1,7 +1,6 @@
 #include "daemon/worker/engine_process.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,13 +56,19 @@ worker::EngineStart StartMessage(const EngineOptions& options) {
 
 // A file without a name, which the engine process reads: a message may be too small for it.
 absl::StatusOr<UniqueFd> KeysFile(const PeerTlsKeys& keys) {
-  UniqueFd file(memfd_create("gradsync engine keys", MFD_CLOEXEC));
-  if (!file.valid()) return absl::ErrnoToStatus(errno, "memfd_create");
+  const auto memory = SealedMemory::Create(
+      "gradsync engine keys", keys.certificate.size() + keys.key.size() + keys.ca.size());
+  if (!memory.ok()) return memory.status();
+  off_t at = 0;
   for (const std::string* part : {&keys.certificate, &keys.key, &keys.ca}) {
-    if (write(file.get(), part->data(), part->size()) != static_cast<ssize_t>(part->size())) {
+    if (pwrite(memory->fd(), part->data(), part->size(), at) !=
+        static_cast<ssize_t>(part->size())) {
       return absl::ErrnoToStatus(errno, "writing the keys of an engine");
     }
+    at += static_cast<off_t>(part->size());
   }
+  UniqueFd file(fcntl(memory->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!file.valid()) return absl::ErrnoToStatus(errno, "dup");
   return file;
 }
 

@@ -5,16 +5,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 
 #include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/engine/peer_tls_keys.h"
 #include "tests/engine/engine_bucket.h"
 #include "tests/engine/event.h"
 #include "tests/engine/memory_store.h"
@@ -27,8 +31,10 @@ using ::testing::HasSubstr;
 
 class ScriptedEngine {
  public:
-  explicit ScriptedEngine(const std::string& script) {
+  explicit ScriptedEngine(const std::string& script,
+                          std::shared_ptr<const PeerTlsKeys> keys = nullptr) {
     EngineOptions options = ProcessOptions(2);
+    options.keys = std::move(keys);
     options.store = &store_;
     options.failed = [this](const absl::Status& why) {
       ++failures_;
@@ -98,6 +104,16 @@ TEST(EngineProcess, ProcessThatBreaksTheProtocolIsKilled) {
 TEST(EngineProcess, ProcessThatBreaksWhileNodesConnectIsAnError) {
   ExpectLost(ScriptedEngine("dies while nodes connect").engine_.status(), "exited with status 6");
   ExpectLost(ScriptedEngine("asks for too many values").engine_.status(), "asked for too much");
+}
+
+// With vm.memfd_noexec=2 the kernel makes no others.
+TEST(EngineProcess, ItsMemoryAndKeysCanNeverBeExecuted) {
+  constexpr unsigned int kNoExecSeal = 0x8;  // MFD_NOEXEC_SEAL: Debian 12's headers lack it
+  const UniqueFd probe(memfd_create("probe", MFD_CLOEXEC | kNoExecSeal));
+  if (!probe.valid()) GTEST_SKIP() << "before Linux 6.3";
+  ScriptedEngine scripted("checks its memory and keys",
+                          std::make_shared<const PeerTlsKeys>(PeerTlsKeys{"a", "b", "c"}));
+  EXPECT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
 }
 
 TEST(EngineProcess, ProgramThatCannotBeStartedIsAnError) {
