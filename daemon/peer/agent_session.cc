@@ -72,11 +72,18 @@ void AgentSession::OnMessage(const v1::AttachRequest& message) {
   heard_ns_.store(context_.clock->NowNs());
   const absl::Status status = Take(message);
   if (status.ok()) return;
-  LogLimited(LogLevel::kWarning, "node refused",
-             {{"node", node_name_},
-              {"address", address_},
-              {"job", key_.job_id},
-              {"why", status.message()}});
+  constexpr char kRefused[] = "node refused";
+  if (key_.job_id.empty()) {
+    // It has not said whose job it joins.
+    LogLimited(LogLevel::kWarning, kRefused, {{"address", address_}, {"why", status.message()}});
+  } else {
+    LogLimited(LogLevel::kWarning, kRefused,
+               {{"node", node_name_},
+                {"address", address_},
+                {"job", key_.job_id},
+                {"uid", key_.uid},
+                {"why", status.message()}});
+  }
   LoseAll(status);
   Close(status);
 }
@@ -101,8 +108,9 @@ void AgentSession::LoseAll(const absl::Status& why) {
   const std::shared_ptr<NodeGroup> node_group = std::move(node_group_);
   node_group_ = nullptr;
   if (node_group == nullptr) return;
-  LogLimited(LogLevel::kInfo, "node detached",
-             {{"node", node_name_}, {"job", key_.job_id}, {"why", why.message()}});
+  LogLimited(
+      LogLevel::kInfo, "node detached",
+      {{"node", node_name_}, {"job", key_.job_id}, {"uid", key_.uid}, {"why", why.message()}});
   node_group->Lost(this, why);
 }
 
@@ -277,9 +285,12 @@ absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
 }
 
 void AgentSession::Refuse(AgentRank* rank, const absl::Status& why) {
-  LogLimited(
-      LogLevel::kWarning, "session refused: bad request",
-      {{"job", key_.job_id}, {"rank", rank->rank()}, {"node", node_name_}, {"why", why.message()}});
+  LogLimited(LogLevel::kWarning, "session refused: bad request",
+             {{"job", key_.job_id},
+              {"rank", rank->rank()},
+              {"node", node_name_},
+              {"uid", key_.uid},
+              {"why", why.message()}});
   rank->Lose(why);
 }
 
@@ -341,7 +352,8 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
               {"rank", decoded->rank},
               {"world_size", decoded->world_size},
               {"generation", (*job)->identity().generation},
-              {"node", node_name_}});
+              {"node", node_name_},
+              {"uid", key_.uid}});
   v1::SessionResponse response;
   response.mutable_session_opened()->set_protocol(protocol);
   response.mutable_session_opened()->set_generation((*job)->identity().generation);

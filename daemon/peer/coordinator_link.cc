@@ -235,7 +235,10 @@ void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
   }
   if (!self) {
     LogLimited(LogLevel::kInfo, "attached to coordinator",
-               {{"job", key_.job_id}, {"node", welcome.node_name()}, {"address", address_}});
+               {{"job", key_.job_id},
+                {"uid", key_.uid},
+                {"node", welcome.node_name()},
+                {"address", address_}});
   }
   for (Waiting& one : waiting) {
     if (self) {
@@ -312,7 +315,10 @@ void CoordinatorLink::OnFinished() {
     // The ranks already know that the coordinator is lost. This is the reason that it gave, if any.
     if (finish.ok() || absl::IsCancelled(finish)) return;
     LogLimited(LogLevel::kWarning, "the coordinator closed the stream",
-               {{"job", key_.job_id}, {"address", address_}, {"why", finish.message()}});
+               {{"job", key_.job_id},
+                {"uid", key_.uid},
+                {"address", address_},
+                {"why", finish.message()}});
     return;
   }
   const absl::Status why =
@@ -358,7 +364,7 @@ bool CoordinatorLink::MarkEnded(const std::string& cause, Unless unless) {
   }
   LogLimited(needed ? LogLevel::kWarning : LogLevel::kInfo,
              needed ? "coordinator lost" : "detached from coordinator",
-             {{"job", key_.job_id}, {"address", address_}, {"why", first}});
+             {{"job", key_.job_id}, {"uid", key_.uid}, {"address", address_}, {"why", first}});
   return true;
 }
 

@@ -4,9 +4,12 @@
 #include "daemon/peer/agent_session.h"
 
 #include <cstdint>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 
+#include "daemon/base/logging.h"
 #include "daemon/job/job_table.h"
 #include "daemon/peer/node_group_table.h"
 #include "gmock/gmock.h"
@@ -16,9 +19,12 @@
 #include "tests/job/held_reducer.h"
 #include "tests/job/manual_executor.h"
 #include "tests/kit/manual_clock.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::daemon {
 namespace {
+
+using ::testing::ContainsRegex;
 
 constexpr uid_t kUser = 1000;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
@@ -58,13 +64,13 @@ class AgentSessionTest : public testing::Test {
     environment.clock = &clock_;
     return environment;
   }
-  static v1::AttachRequest Hello() {
+  static v1::AttachRequest Hello(uid_t user = kUser) {
     v1::AttachRequest message;
     v1::Hello& hello = *message.mutable_hello();
     hello.set_protocol(kPeerProtocol);
     hello.set_instance(std::string(kInstanceBytes, 'b'));
     hello.set_node_name("beta");
-    hello.set_uid(kUser);
+    hello.set_uid(user);
     hello.set_job_id("job");
     hello.set_staging_bytes(kStagingBytes);
     return message;
@@ -161,6 +167,28 @@ TEST_F(AgentSessionTest, AnAgentStaysWhileItsRanksWaitForOthers) {
   agent_->OnMessage(Open(1, 2));
   ASSERT_EQ(LiveJobs(), 1u);
   EXPECT_EQ(jobs_.Jobs().front()->StateOf(1), RankState::kLive);
+}
+
+TEST_F(AgentSessionTest, OneUsersNodesLeaveLinesOfTheLogToOthers) {
+  const TemporaryDirectory folder;
+  LogOptions log;
+  log.file = folder.File("log");
+  ASSERT_TRUE(InitLogging(log).ok());
+  const auto refuse = [this](uid_t user) {
+    const auto agent = std::make_shared<AgentSession>(context_, nullptr);
+    agent->OnAccepted();
+    agent->OnMessage(Hello(user));
+    agent->OnMessage(v1::AttachRequest());  // of no kind
+    agent->OnEnd(absl::OkStatus());
+  };
+  for (int i = 0; i < 2 * kLimitedLinesPerSecond; ++i) refuse(1);
+  refuse(2);
+  FlushLogging();
+  ASSERT_TRUE(InitLogging(LogOptions()).ok());
+  std::ostringstream lines;
+  lines << std::ifstream(log.file).rdbuf();
+  EXPECT_THAT(lines.str(), ContainsRegex("node refused [^\n]*uid=1 "));
+  EXPECT_THAT(lines.str(), ContainsRegex("node refused [^\n]*uid=2 "));
 }
 
 // The user whom the agent names is charged, but the agent may name anyone.
