@@ -5,33 +5,6 @@
 #include "daemon/rpc/encode.h"
 
 namespace gradsync::daemon {
-namespace {
-
-class AgentSink final : public SessionSink {
- public:
-  AgentSink(std::shared_ptr<NodeLink> link, std::uint64_t incarnation)
-      : link_(std::move(link)), incarnation_(incarnation) {}
-
-  void Queue(SessionMessage message) override {
-    v1::AttachResponse response;
-    auto* out = response.mutable_rank_response();
-    out->set_incarnation(incarnation_);
-    Encode(message, out->mutable_response());
-    link_->Queue(std::move(response));
-  }
-  void Flush() override { link_->Flush(); }
-
- private:
-  const std::shared_ptr<NodeLink> link_;
-  const std::uint64_t incarnation_;
-};
-
-}  // namespace
-
-std::shared_ptr<SessionSink> MakeAgentSink(std::shared_ptr<NodeLink> link,
-                                           std::uint64_t incarnation) {
-  return std::make_shared<AgentSink>(std::move(link), incarnation);
-}
 
 absl::Status AgentRank::RegisterLayout(LayoutRequest request) {
   const std::uint64_t request_id = request.request_id;

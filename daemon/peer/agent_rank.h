@@ -13,11 +13,6 @@
 
 namespace gradsync::daemon {
 
-// Sends a job's messages to the rank whose session has this incarnation on its node. It encodes
-// them under the job's lock, and only queues.
-std::shared_ptr<SessionSink> MakeAgentSink(std::shared_ptr<NodeLink> link,
-                                           std::uint64_t incarnation);
-
 // The node's stream owns it. Only the stream's read side uses it.
 class AgentRank final : public RankPort {
  public:

@@ -13,6 +13,7 @@
 #include "daemon/peer/local_caller.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_status.h"
+#include "daemon/rpc/encode.h"
 #include "daemon/worker/gpu_arena.h"
 #include "proto/gradsync/limits.h"
 
@@ -34,7 +35,53 @@ std::uint64_t NextIncarnation() {
   return ++last;
 }
 
+// Sends a job's messages to the rank whose session has this incarnation on its node.
+class AgentSink final : public SessionSink {
+ public:
+  AgentSink(std::shared_ptr<AgentSession> node, std::uint64_t incarnation)
+      : node_(std::move(node)), incarnation_(incarnation) {}
+
+  void Queue(SessionMessage message) override { node_->QueueFor(incarnation_, std::move(message)); }
+  void Flush() override { node_->Flush(); }
+
+ private:
+  const std::shared_ptr<AgentSession> node_;
+  const std::uint64_t incarnation_;
+};
+
 }  // namespace
+
+std::size_t AgentSession::BytesOf(const AgentItem& item) const {
+  if (const auto* message = std::get_if<v1::AttachResponse>(&item)) {
+    // This node makes the messages. Those with many small parts take at most this much memory.
+    constexpr std::size_t kMessageBytes = 320, kBytesPerByte = 4;
+    return kMessageBytes + kBytesPerByte * message->ByteSizeLong();
+  }
+  const SessionMessage& message = std::get<JobMessage>(item).message;
+  const auto* const done = std::get_if<StepDoneMessage>(&message);
+  if (done == nullptr) return sizeof(JobMessage) + QueuedBytes(message);
+  // The job itself keeps the last step's record, which all ranks share. Behind an older one that is
+  // unread, it counts.
+  const StepRecord* const before = waiting_record_.exchange(done->record.get());
+  const bool costs = before != nullptr && before != done->record.get();
+  return sizeof(JobMessage) + (costs ? QueuedBytes(message) : 0);
+}
+
+void AgentSession::Drained(std::size_t* granted) {
+  waiting_record_.store(nullptr);
+  charge_.Release();
+  *granted = charge_.granted();
+}
+
+void AgentSession::ToWire(AgentItem item, v1::AttachResponse* out) {
+  if (auto* message = std::get_if<v1::AttachResponse>(&item)) {
+    *out = std::move(*message);
+    return;
+  }
+  const JobMessage& message = std::get<JobMessage>(item);
+  out->mutable_rank_response()->set_incarnation(message.incarnation);
+  Encode(message.message, out->mutable_rank_response()->mutable_response());
+}
 
 void AgentSession::OnAccepted() {
   heard_ns_.store(context_.clock->NowNs());
@@ -264,8 +311,8 @@ AgentRank* AgentSession::Find(std::uint64_t incarnation) {
 
 absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
   if (request.request().has_open_session()) {
-    const auto sink = MakeAgentSink(std::static_pointer_cast<AgentSession>(shared_from_this()),
-                                    request.incarnation());
+    const auto sink = std::make_shared<AgentSink>(
+        std::static_pointer_cast<AgentSession>(shared_from_this()), request.incarnation());
     const absl::Status opened = Open(request, sink);
     if (opened.ok()) return absl::OkStatus();
     sink->Queue(SessionEndMessage{opened});

@@ -13,6 +13,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "daemon/arena/arena_quota.h"
@@ -20,6 +21,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/job/job_table.h"
+#include "daemon/job/session_message.h"
 #include "daemon/peer/address_jobs.h"
 #include "daemon/peer/agent_rank.h"
 #include "daemon/peer/node_group.h"
@@ -55,13 +57,21 @@ struct AgentSessionContext {
   std::uint64_t worker_idle_limit_ns = 60'000'000'000;
 };
 
+// A job's message to the rank whose session has this incarnation on the node.
+struct JobMessage {
+  std::uint64_t incarnation = 0;
+  SessionMessage message;
+};
+// A job's message is encoded when it is sent, not under the job's lock.
+using AgentItem = std::variant<v1::AttachResponse, JobMessage>;
+
 // Thread-safe. The stream's threads call OnAccepted(), OnMessage() and OnEnd() one at a time: that
 // is the read side. Tick() and NodeLink's calls come from any thread. Owns itself until its stream
 // has ended (ServerStream).
-class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResponse>,
+class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResponse, AgentItem>,
                            public NodeLink {
  public:
-  using Stream = ServerStream<v1::AttachRequest, v1::AttachResponse>;
+  using Stream = ServerStream<v1::AttachRequest, v1::AttachResponse, AgentItem>;
 
   // It holds `counted` as long as it exists.
   AgentSession(const AgentSessionContext& context, std::shared_ptr<void> counted)
@@ -80,6 +90,11 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   void OnMessage(const v1::AttachRequest& message) override;
   void OnEnd(const absl::Status& end) override;
 
+  // Queues a message of the job.
+  void QueueFor(std::uint64_t incarnation, SessionMessage message) {
+    Stream::Queue(JobMessage{incarnation, std::move(message)});
+  }
+
   // ---- NodeLink
   void Queue(v1::AttachResponse message) override { Stream::Queue(std::move(message)); }
   void Flush() override { Stream::Flush(); }
@@ -92,23 +107,14 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   // In this order. A session that is refused stays in its phase until the stream has ended.
   enum class Phase : unsigned char { kConnected, kSaidHello, kWelcomed, kDetaching };
 
-  // This node makes the messages. Those with many small parts take at most this much memory.
-  std::size_t BytesOf(const v1::AttachResponse& message) const override {
-    constexpr std::size_t kMessageBytes = 320, kBytesPerByte = 4;
-    return kMessageBytes + kBytesPerByte * message.ByteSizeLong();
-  }
+  std::size_t BytesOf(const AgentItem& item) const override;
   absl::Status Grant(std::size_t bytes, std::size_t* granted) override {
     absl::Status held = charge_.Hold({context_.memory, Tenant(key_.uid)}, bytes);
     *granted = charge_.granted();
     return held;
   }
-  void Drained(std::size_t* granted) override {
-    charge_.Release();
-    *granted = charge_.granted();
-  }
-  void ToWire(v1::AttachResponse message, v1::AttachResponse* out) override {
-    *out = std::move(message);
-  }
+  void Drained(std::size_t* granted) override;
+  void ToWire(AgentItem item, v1::AttachResponse* out) override;
 
   absl::Status Take(const v1::AttachRequest& message);
   absl::Status OnHello(const v1::Hello& hello);
@@ -138,6 +144,8 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   std::shared_ptr<NodeGroup> node_group_;
 
   SteppedCharge charge_{kFreeUnreadBytes};  // for what waits; the queue's lock guards it
+  // The newest step's record in the queue. Null: none was queued since the queue was empty.
+  mutable std::atomic<const StepRecord*> waiting_record_{nullptr};
 
   // Used by the read side only.
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node

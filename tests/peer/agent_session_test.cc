@@ -131,6 +131,25 @@ TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedToTheJobsUser) {
   EXPECT_EQ(memory_.total_bytes(), 0u);
 }
 
+// A large job's record of a step has a time for each rank and bucket. Every rank gets it.
+TEST_F(AgentSessionTest, ARecordThatTheJobKeepsIsChargedOnlyIfItWaitsBehindAnother) {
+  constexpr std::size_t kBuckets = 100, kRanks = 1000;
+  const auto make_record = [] {
+    auto record = std::make_shared<StepRecord>();
+    record->times.buckets.resize(kBuckets);
+    for (auto& bucket : record->times.buckets) bucket.ready_ns.resize(kRanks);
+    return record;
+  };
+  agent_->OnMessage(Hello());
+  const std::shared_ptr<const StepRecord> record = make_record();
+  for (std::uint64_t rank = 0; rank < 500; ++rank) {
+    agent_->QueueFor(rank, StepDoneMessage{1, record});
+  }
+  EXPECT_EQ(memory_.total_bytes(), 0u);
+  for (int step = 0; step < 3; ++step) agent_->QueueFor(1, StepDoneMessage{1, make_record()});
+  EXPECT_GT(memory_.bytes_of(Tenant(kUser)), 3 * kBuckets * kRanks * sizeof(std::uint64_t));
+}
+
 // It may be a stranger's, and others may need the place.
 TEST_F(AgentSessionTest, AnAgentWithoutARankEndsAfterAMinute) {
   agent_->OnMessage(Hello());
