@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -25,10 +26,12 @@
 #include <utility>
 #include <vector>
 
+#include "gradsync/v1/gradsync.pb.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "tests/attack/raw_http2.h"
 #include "tests/fault/fake_coordinator.h"
+#include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
 #include "tests/kit/child_process.h"
@@ -391,6 +394,48 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
       << refused;
   EXPECT_EQ(ProcessesOf(alpha_), before) << "no engine was made";
   ExpectUnharmed();
+}
+
+// What a trainer sends on waits in the daemon, and takes four times as much memory there.
+TEST_F(PeerPort, ACoordinatorThatDoesNotReadTakesLittleMemory) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  std::promise<void> stop;
+  FakeCoordinator fake([stopped = stop.get_future().share()](FakeCoordinator::Stream* stream) {
+    v1::AttachRequest message;
+    stream->Read(&message);  // Hello
+    stream->Write(FakeCoordinator::Welcome());
+    stream->Read(&message);  // OpenSession
+    v1::AttachResponse answer;
+    answer.mutable_rank_response()->set_incarnation(message.rank_request().incarnation());
+    answer.mutable_rank_response()->mutable_response()->mutable_session_opened()->set_protocol(1);
+    answer.mutable_rank_response()->mutable_response()->mutable_session_opened()->set_generation(1);
+    stream->Write(answer);
+    // It is not silent, but reads nothing more.
+    answer.mutable_ping()->set_number(1);
+    while (stopped.wait_for(std::chrono::seconds(1)) != std::future_status::ready &&
+           stream->Write(answer)) {
+    }
+  });
+  fault::RawSession attacker(alpha_.socket());
+  v1::SessionRequest request = fault::RawSession::OpenRequest(1, 2, "attack");
+  request.mutable_open_session()->set_coordinator(fake.address());
+  ASSERT_TRUE(attacker.Send(request));
+  ASSERT_TRUE(attacker.Await(v1::SessionResponse::kSessionOpened).has_value());
+  const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
+  request.mutable_bucket_ready()->set_channel(1);
+  request.mutable_bucket_ready()->set_step(1);
+  request.mutable_bucket_ready()->mutable_buckets()->Resize(60'000, 1);
+  // 260 MiB on the wire.
+  for (int i = 0; i < 4500 && attacker.Send(request); ++i) {
+  }
+  const fault::RawStatus lost = attacker.End();
+  EXPECT_EQ(lost.reason, "COORDINATOR_LOST") << lost;
+  EXPECT_NE(lost.message.find("it was disconnected: it left"), std::string::npos) << lost;
+  const std::uint64_t cost = MemoryBytes(alpha_.pid(), "VmHWM") - before;
+  std::cout << before / kMiB << " MiB before, " << cost / kMiB << " MiB more" << std::endl;
+  EXPECT_LT(cost, 400 * kMiB);
+  ExpectUnharmed();
+  stop.set_value();
 }
 
 // gRPC holds a message whole before it compares its length with the limit.
