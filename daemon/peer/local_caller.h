@@ -33,6 +33,7 @@ std::vector<TcpEnd> OwnEndsTo(absl::string_view address);
 // The kernel says nothing of processes elsewhere: they may. `own_ends`: this process's ends of its
 // connections with `address`; asked for only if the address is one of this network namespace's own.
 // If there are several, all of the other ends must be such users'.
+// If this machine translates addresses between them (NAT), the other end is not found.
 std::string WhyStranger(absl::string_view address,
                         absl::FunctionRef<std::vector<TcpEnd>()> own_ends);
 
