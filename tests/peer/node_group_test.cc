@@ -251,6 +251,22 @@ TEST_F(NodeGroupTest, JobSurvivesLossOfANodeWithoutRanks) {
   EXPECT_EQ(connects[1].connect_engine().node_names_size(), 2);
 }
 
+TEST_F(NodeGroupTest, ANodeIsNeededByItsJobAndThenByTheEngine) {
+  const RecordingLink stranger("stranger");
+  EXPECT_EQ(node_group_->NeedOf(&stranger), NodeGroup::Need::kNothing);
+  EXPECT_EQ(node_group_->NeedOf(gamma_.get()), NodeGroup::Need::kRanks);
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
+  node_group_->Tick();
+  EXPECT_EQ(node_group_->NeedOf(gamma_.get()), NodeGroup::Need::kRanks)
+      << "the job launches there, too";
+  for (const std::uint32_t rank : {0, 1}) ASSERT_TRUE(job_->Leave(Of(rank), /*exit=*/true).ok());
+  ASSERT_TRUE(job_->Empty());
+  node_group_->Tick();
+  EXPECT_EQ(node_group_->NeedOf(gamma_.get()), NodeGroup::Need::kEngine)
+      << "the job may start again";
+  EXPECT_EQ(node_group_->NeedOf(&stranger), NodeGroup::Need::kNothing);
+}
+
 TEST_F(NodeGroupTest, DetachDuringALaunchWaitsForIt) {
   ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   MarkReady(1);
