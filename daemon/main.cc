@@ -2,6 +2,7 @@
 // program as its workers and engine processes.
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "daemon/app/daemon.h"
@@ -15,6 +16,12 @@ namespace {
 
 constexpr int kExitFailure = 1;
 constexpr int kExitUsage = 2;
+
+// Makes gRPC read at most so much at a time as its servers' arguments say. By default gRPC 1.51
+// makes room for as much as the connection has brought since it was last empty: a client that sends
+// without a pause takes that much memory again, and from 2 GiB on gRPC aborts the process
+// (tcp_posix.cc: maybe_make_read_slices, tcp_do_read). Called before gRPC begins.
+void BoundReadsOfGrpc() { setenv("GRPC_EXPERIMENTS", "-tcp_read_chunks", /*replace=*/1); }
 
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gradsyncd: %s\n", std::string(status.message()).c_str());
@@ -34,6 +41,7 @@ int main(int argc, char** argv) {
     std::fputs(text->c_str(), stdout);
     return 0;
   }
+  BoundReadsOfGrpc();
   const auto options = gradsync::daemon::LoadOptions(argc, argv);
   if (!options.ok()) return Fail(options.status(), kExitUsage);
   gradsync::daemon::LogOptions log;

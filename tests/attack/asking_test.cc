@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(
     Attacks, Asking,
     testing::Values(Case{"reflection_streams", {}}, Case{"zero_window", {}},
                     Case{"stall_and_close", {"/usr/bin/prlimit", "--nofile=1024:1024"}},
-                    Case{"status_flood", {}}, Case{"nothings", {}, /*users=*/3},
+                    Case{"status_flood", {}}, Case{"nothings", {}, /*users=*/3}, Case{"bulk", {}},
                     Case{"side_clients", {}, /*users=*/5},
                     Case{"connections", {"/usr/bin/prlimit", "--nofile=1024:1024"}}),
     [](const auto& one) { return one.param.attack; });

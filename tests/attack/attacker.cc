@@ -266,6 +266,28 @@ void Nothings(const Target& target) {
   _exit(0);  // a connection may wait for the daemon
 }
 
+// Sends 3 GiB of long frames that mean nothing without a pause, lets the daemon read all of it, and
+// goes on. gRPC 1.51 makes room for as much as it has read since its last pause: it takes as much
+// memory, and from 2 GiB on it aborts.
+void Bulk(const Target& target) {
+  constexpr int kMiB = 3 << 10;
+  std::thread repeated([&] {
+    for (bool first = true; !stopping; first = false) {
+      RawHttp2 connection(target.socket, 65535);
+      for (int i = 0; i < kMiB && !stopping && connection.SendBulk(); ++i) {
+      }
+      while (!stopping && connection.unsent() > 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pause
+      }
+      connection.SendBulk();
+      connection.SendBulk();
+      if (first) Ready();
+    }
+  });
+  AwaitStop();
+  _exit(0);  // a connection may wait for the daemon
+}
+
 // Opens connections whose answers it does not read, says that nothing more comes, and keeps them.
 void StallAndClose(const Target& target) {
   rlimit limit{};
@@ -447,6 +469,7 @@ const std::map<std::string, std::function<void(const Target&)>>& Attacks() {
       {"side_clients", SideClients},
       {"status_flood", StatusFlood},
       {"nothings", Nothings},
+      {"bulk", Bulk},
       {"stall_and_close", StallAndClose},
       {"reset_sessions",
        [](const Target& t) { RapidReset(t, "/gradsync.v1.GradientSync/Session"); }},

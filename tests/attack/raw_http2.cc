@@ -1,6 +1,8 @@
 #include "tests/attack/raw_http2.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -104,10 +106,25 @@ void RawHttp2::ResetAndClose(const std::string& path) {
   shutdown(fd_.get(), SHUT_WR);
 }
 
+int RawHttp2::unsent() const {
+  int bytes = 0;
+  return ioctl(fd_.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
+}
+
 bool RawHttp2::SendNothings() {
   static const auto* const frames = [] {
     auto* const made = new std::string;
     for (int i = 0; i < 10'000; ++i) *made += Frame(kUnknown, 0, 0, "");
+    return made;
+  }();
+  return Send(*frames);
+}
+
+bool RawHttp2::SendBulk() {
+  static const auto* const frames = [] {
+    auto* const made = new std::string;
+    const std::string payload(16'384, 'x');
+    for (int i = 0; i < 64; ++i) *made += Frame(kUnknown, 0, 0, payload);
     return made;
   }();
   return Send(*frames);

@@ -19,6 +19,8 @@ class RawHttp2 {
 
   // False if the server has refused or ended the connection.
   bool connected() const { return connected_; }
+  // Bytes that it has sent and the server has not read.
+  int unsent() const;
   // Sends a unary call with `message`, serialized, on a stream of its own.
   bool Call(const std::string& path, const std::string& message);
   // Sends a call whose header `name` has this value.
@@ -30,6 +32,8 @@ class RawHttp2 {
   void ResetAndClose(const std::string& path);
   // Sends many frames that mean nothing and need no answer.
   bool SendNothings();
+  // The same, but 1 MiB in 64 long frames.
+  bool SendBulk();
   // Makes the server answer more than the socket holds, and says that nothing more comes. So the
   // server cannot finish its write. The connection stays.
   void StallAndClose();
