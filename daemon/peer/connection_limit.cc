@@ -56,6 +56,7 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
   const std::uint64_t now_ns = clock_->NowNs();
   const auto [ip, port] = EndOf(peer);
   MutexLock lock(&mutex_);
+  if (all_ended_) return absl::UnavailableError("the daemon is stopping");
   if (count_ >= bounds_.all && now_ns >= looked_ns_ + kLookNs) {
     looked_ns_ = now_ns;
     ForgetAllClosedLocked();
@@ -93,6 +94,14 @@ bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
   }
   if (ended) found->second.refused_until_ns = clock_->NowNs() + kPauseNs;
   return ended;
+}
+
+void ConnectionLimit::EndAll() {
+  MutexLock lock(&mutex_);
+  all_ended_ = true;
+  for (const auto& address : addresses_) {
+    for (const Open& one : address.second.open) one.socket.End();
+  }
 }
 
 std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, std::uint16_t port) {

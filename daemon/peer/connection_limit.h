@@ -41,6 +41,8 @@ class ConnectionLimit {
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
   // order. For a second the address gets no new one. False if there is no such connection any more.
   bool End(const std::string& ip, std::uint16_t port);
+  // Ends every connection, and refuses new ones.
+  void EndAll();
   // The addresses on this side of the open connections from this port of an address, as above.
   std::vector<sockaddr_storage> OwnEnds(const std::string& ip, std::uint16_t port);
 
@@ -67,6 +69,7 @@ class ConnectionLimit {
   Mutex mutex_;
   std::map<Key, Address> addresses_ ABSL_GUARDED_BY(mutex_);
   std::size_t count_ ABSL_GUARDED_BY(mutex_) = 0;  // of all addresses
+  bool all_ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t looked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -121,11 +121,21 @@ std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
   return ends;
 }
 
+void PeerListener::EndSlow(std::uint64_t limit_ns) {
+  MutexLock lock(&mutex_);
+  if (connecting_ns_ == 0 || clock_.NowNs() < connecting_ns_ + limit_ns) return;
+  if (connecting_.End()) {
+    LogLimited(LogLevel::kWarning, "peer port: connection ended",
+               {{"why", "it sends without a pause, so that no other one can be accepted"}});
+  }
+}
+
 void PeerListener::Stop() {
   if (!thread_.joinable()) return;
   const std::uint64_t one = 1;
   while (write(stop_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
+  limit_.EndAll();  // also ends `connected`
   thread_.join();
   sockets_.clear();
 }
@@ -161,7 +171,14 @@ bool PeerListener::Accept(int socket) {
                {{"address", TextOf(peer)}, {"why", admitted.message()}});
     return true;
   }
+  {
+    MutexLock lock(&mutex_);
+    connecting_ = BorrowedSocket(connection.get());
+    connecting_ns_ = clock_.NowNs();
+  }
   connected_(std::move(connection));
+  MutexLock lock(&mutex_);
+  connecting_ns_ = 0;
   return true;
 }
 

@@ -15,7 +15,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
@@ -37,13 +39,16 @@ class PeerListener {
 
   std::uint16_t port() const { return port_; }
 
-  // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor.
+  // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor. It
+  // may last for as long as the other node sends: see EndSlow().
   void Start(std::function<void(UniqueFd connection)> connected);
   // As ConnectionLimit::End(). Thread-safe.
   bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
+  // Ends the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
+  void EndSlow(std::uint64_t limit_ns);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller);
-  // Accepts no more. Idempotent.
+  // Accepts no more, and ends every connection. Idempotent.
   void Stop();
 
  private:
@@ -60,6 +65,9 @@ class PeerListener {
 
   const MonotonicClock clock_;
   ConnectionLimit limit_;
+  Mutex mutex_;
+  BorrowedSocket connecting_ ABSL_GUARDED_BY(mutex_);        // `connected` has it
+  std::uint64_t connecting_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // since then; 0: none
   std::thread thread_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +10,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/peer_protocol.h"
+#include "daemon/peer/socket_owner.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -23,6 +25,8 @@ constexpr std::size_t kMaxGreeted = 256;
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
+// gRPC reads a connection that it is given until there is nothing to read for a moment.
+constexpr std::uint64_t kConnectLimitNs = 500'000'000;
 
 // How many streams of this address have said Hello.
 std::size_t GreetedAt(const std::string& address,
@@ -100,6 +104,15 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   });
 }
 
+void PeerServer::EndCaller(const std::string& caller) {
+  const std::optional<TcpEnd> other = TcpEnd::Parse(caller);
+  if (!other.has_value()) return;
+  const std::string ip(other->ip.begin(), other->ip.end());
+  if (!listener_->End(ip, other->port)) return;
+  LogLimited(LogLevel::kWarning, "peer port: connection ended",
+             {{"address", caller}, {"why", "it called a method that no daemon has"}});
+}
+
 void PeerServer::CloseOldest(const std::string& address) {
   std::vector<std::shared_ptr<AgentSession>> silent;  // the oldest first
   for (auto& session : Sessions()) {
@@ -115,6 +128,7 @@ void PeerServer::CloseOldest(const std::string& address) {
 }
 
 bool PeerServer::WatchCalls() {
+  listener_->EndSlow(kConnectLimitNs);
   const CallCounts counted = counted_.Calls();
   if (call_limit_.NeedsConnections(counted)) EndBusiest(counted);
   // A connection is counted once its handshake has ended.

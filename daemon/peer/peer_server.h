@@ -71,6 +71,8 @@ class PeerServer {
 
  private:
   PeerServer() = default;
+  // Ends the connection of a caller, as gRPC names it. No daemon calls unknown methods.
+  void EndCaller(const std::string& caller);
   // Closes the oldest streams of this address that have said nothing, if they are too many.
   void CloseOldest(const std::string& address);
   // Called by the watcher. False: nobody is connected.
@@ -82,7 +84,7 @@ class PeerServer {
   StreamCount streams_;
   v1::Peer::AsyncService service_;
   StreamAcceptor<AgentSession> acceptor_;
-  UnknownCalls unknown_{&streams_};
+  UnknownCalls unknown_{&streams_, [this](const std::string& caller) { EndCaller(caller); }};
   std::unique_ptr<CompletionDispatcher> dispatcher_;
   std::unique_ptr<grpc::Server> server_;
   // Takes the connections that the listener accepts.

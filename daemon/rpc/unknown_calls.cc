@@ -19,6 +19,7 @@ class UnknownCalls::Call final : public Completion {
   }
   // The call has come, or it has been answered.
   void Run(bool ok) override {
+    if (answered_ && owner_->answered_ != nullptr) owner_->answered_(context_.peer());
     if (!ok || std::exchange(answered_, true)) {
       delete this;
       return;

@@ -10,6 +10,10 @@
 
 #include <grpcpp/generic/async_generic_service.h>
 
+#include <functional>
+#include <string>
+#include <utility>
+
 #include "daemon/base/mutex.h"
 #include "daemon/rpc/stream_count.h"
 
@@ -22,8 +26,11 @@ namespace gradsync::daemon {
 // Legal calls: Register Start Stop. Outlives the dispatcher of its queue.
 class UnknownCalls {
  public:
+  // Called after a call was answered, with gRPC's name of its caller; by the queue's threads.
+  using Answered = std::function<void(const std::string& caller)>;
   // `streams` counts the calls, with the one that it waits for, and outlives it.
-  explicit UnknownCalls(StreamCount* streams) : streams_(streams) {}
+  explicit UnknownCalls(StreamCount* streams, Answered answered = nullptr)
+      : streams_(streams), answered_(std::move(answered)) {}
 
   // Called before the server is built.
   void Register(grpc::ServerBuilder* builder);
@@ -37,6 +44,7 @@ class UnknownCalls {
   void AcceptNext();
 
   StreamCount* const streams_;
+  const Answered answered_;
   grpc::AsyncGenericService service_;
   grpc::ServerCompletionQueue* queue_ = nullptr;  // constant once started
 

@@ -150,6 +150,41 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
   setrlimit(RLIMIT_NOFILE, &before);
 }
 
+// gRPC reads a connection that it is given until there is nothing to read for a moment.
+TEST_F(PeerPort, ConnectionsThatSendWithoutAPauseLetOthersIn) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> attackers;
+  for (int i = 0; i < 3; ++i) {
+    attackers.emplace_back([this, &stop, peer = alpha_.Status().peer_address()] {
+      while (!stop) {
+        RawHttp2 connection(Connected(kAttackersAddress, peer), 65535);
+        while (!stop && connection.connected() && connection.SendNothings()) {
+        }
+      }
+    });
+  }
+  ExpectUnharmed();
+  stop = true;
+  for (std::thread& attacker : attackers) attacker.join();
+}
+
+TEST_F(PeerPort, ConnectionThatCallsAnUnknownMethodEnds) {
+  Descriptor connection = Connected(kAttackersAddress, alpha_.Status().peer_address());
+  const Descriptor reader(dup(connection.get()));
+  RawHttp2 client(std::move(connection), 65535);
+  ASSERT_TRUE(client.Call("/no.Service/Method", ""));
+  std::string answer;
+  char bytes[4096];
+  ssize_t got = 0;
+  do {
+    ASSERT_TRUE(AwaitReadable(reader.get(), kPatienceMs));
+    got = recv(reader.get(), bytes, sizeof(bytes), 0);
+    if (got > 0) answer.append(bytes, static_cast<std::size_t>(got));
+  } while (got > 0);
+  EXPECT_NE(answer.find("grpc-status"), std::string::npos) << "it is answered first";
+  ExpectUnharmed();
+}
+
 TEST_F(PeerPort, ConnectionWithoutAHandshakeEnds) {
   const Descriptor silent = Connected(kAttackersAddress, alpha_.Status().peer_address());
   char bytes[4096];
