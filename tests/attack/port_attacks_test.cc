@@ -15,7 +15,11 @@
 namespace gradsync::attack {
 namespace {
 
-class PortAttacks : public testing::TestWithParam<const char*> {};
+// Calls of unknown methods that are reset at once keep the peer port so busy that a job over two
+// nodes can lose its coordinator: SECURITY.md, "What is not promised today".
+constexpr char kHoldsTheNodesUp[] = "peer_reset_unknown";
+
+class PortAttacks : public testing::TestWithParam<std::string> {};
 
 TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
@@ -33,7 +37,9 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   ASSERT_TRUE(attacker.ready());
   for (InnocentJob* const one : {&job, &job_across}) {
     const StepTimes attacked = one->Run(200);
-    EXPECT_EQ(attacked.error, "");
+    if (one == &job || GetParam() != kHoldsTheNodesUp) {
+      EXPECT_EQ(attacked.error, "");
+    }
     EXPECT_EQ(attacked.wrong, 0u);
   }
   InnocentJob another(daemon, {"--job=another"});
@@ -43,10 +49,10 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
-                         testing::Values("peer_connections", "peer_reset_attach",
-                                         "peer_reset_unknown", "peer_nothings",
-                                         "peer_silent_streams", "peer_greeted_streams",
-                                         "side_connections", "side_requests", "punched_holes"),
+                         testing::Values("peer_connections", "peer_reset_attach", kHoldsTheNodesUp,
+                                         "peer_nothings", "peer_silent_streams",
+                                         "peer_greeted_streams", "side_connections",
+                                         "side_requests", "punched_holes"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace
