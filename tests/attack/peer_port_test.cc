@@ -155,7 +155,7 @@ TEST_F(PeerPort, ConnectionsThatSendWithoutAPauseLetOthersIn) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> attackers;
   for (int i = 0; i < 3; ++i) {
-    attackers.emplace_back([this, &stop, peer = alpha_.Status().peer_address()] {
+    attackers.emplace_back([&stop, peer = alpha_.Status().peer_address()] {
       while (!stop) {
         RawHttp2 connection(Connected(kAttackersAddress, peer), 65535);
         while (!stop && connection.connected() && connection.SendNothings()) {
