@@ -15,10 +15,6 @@
 namespace gradsync::attack {
 namespace {
 
-// Calls of unknown methods that are reset at once keep the peer port so busy that a job over two
-// nodes can lose its coordinator: SECURITY.md, "What is not promised today".
-constexpr char kHoldsTheNodesUp[] = "peer_reset_unknown";
-
 class PortAttacks : public testing::TestWithParam<std::string> {};
 
 TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
@@ -37,9 +33,7 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   ASSERT_TRUE(attacker.ready());
   for (InnocentJob* const one : {&job, &job_across}) {
     const StepTimes attacked = one->Run(200);
-    if (one == &job || GetParam() != kHoldsTheNodesUp) {
-      EXPECT_EQ(attacked.error, "");
-    }
+    EXPECT_EQ(attacked.error, "");
     EXPECT_EQ(attacked.wrong, 0u);
   }
   InnocentJob another(daemon, {"--job=another"});
@@ -48,11 +42,13 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   EXPECT_EQ(daemon.Stop(), 0) << "it ends meanwhile, too";
 }
 
+// Not "peer_reset_unknown": calls of unknown methods that are reset at once keep the peer port so
+// busy that a job over two nodes can lose its coordinator (SECURITY.md, "What is not promised
+// today"). tools/soak has it.
 INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
-                         testing::Values("peer_connections", "peer_reset_attach", kHoldsTheNodesUp,
-                                         "peer_nothings", "peer_silent_streams",
-                                         "peer_greeted_streams", "side_connections",
-                                         "side_requests", "punched_holes"),
+                         testing::Values("peer_connections", "peer_reset_attach", "peer_nothings",
+                                         "peer_silent_streams", "peer_greeted_streams",
+                                         "side_connections", "side_requests", "punched_holes"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace
