@@ -257,7 +257,7 @@ class LayoutChannel {
   struct Signals {
     bool begun = false;
     bool under_way = false;
-    std::vector<std::shared_ptr<SemaphorePage>> pages;  // whose words are written
+    std::vector<std::shared_ptr<SemaphorePage>> pages;  // the words that it writes
   };
   Signals signals_;
   std::vector<std::unique_ptr<AverageCopy>> copies_;  // of step_

@@ -123,23 +123,18 @@ void ZeroWindow(const Target& target) {
   repeated.join();
 }
 
-// Opens connections as fast as it can and keeps them; replaces those that the daemon closes.
-void Connections(const Target& target) {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-  constexpr std::size_t kConnections = 2000;
-  std::vector<Descriptor> open(kConnections);
+// Opens connections to a socket as fast as it can, keeps them, and replaces those that are closed.
+void KeepConnections(const std::string& path, int type, std::size_t count) {
+  std::vector<Descriptor> open(count);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, target.socket.c_str(), target.socket.size() + 1);
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const auto attack = [&] {
     for (Descriptor& one : open) {
       char byte = 0;
       const bool closed = one.get() < 0 || recv(one.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
       if (!closed) continue;
-      one = Descriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      one = Descriptor(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       // A full queue of the listener is a success too: nobody else gets in.
       if (connect(one.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
         one.Close();
@@ -158,34 +153,16 @@ void Connections(const Target& target) {
   repeated.join();
 }
 
-// Connects to the side socket as often as it may and asks nothing; again when it is sent away.
-void SideClients(const Target& target) {
-  std::vector<Descriptor> open(64);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, target.side_socket.c_str(), target.side_socket.size() + 1);
-  const auto attack = [&] {
-    for (Descriptor& one : open) {
-      char byte = 0;
-      const bool closed = one.get() < 0 || recv(one.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-      if (!closed) continue;
-      one = Descriptor(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-      if (connect(one.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-        one.Close();
-      }
-    }
-  };
-  attack();
-  Ready();
-  std::thread repeated([&] {
-    while (!stopping) {
-      attack();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
-    }
-  });
-  AwaitStop();
-  repeated.join();
+void Connections(const Target& target) {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  KeepConnections(target.socket, SOCK_STREAM, 2000);
 }
+
+// As many clients of the side socket as a user may have. They ask nothing.
+void SideClients(const Target& target) { KeepConnections(target.side_socket, SOCK_SEQPACKET, 64); }
 
 // Asks for the status without a pause, on eight connections.
 void StatusFlood(const Target& target) {
