@@ -15,13 +15,14 @@ namespace gradsync::daemon {
 namespace {
 
 // Each job that spans two nodes has a connection between them.
-constexpr std::size_t kMostPerAddress = 1024;
+constexpr std::size_t kMostPerCaller = 1024;
 constexpr std::size_t kMost = 8192;
+constexpr std::uint64_t kSecondNs = 1'000'000'000;
 // It looks for closed connections this often. Otherwise each one that is refused would cost a look
 // at all.
 constexpr std::uint64_t kLookNs = 100'000'000;
-// An address waits so long after an End(). Meanwhile its calls end.
-constexpr std::uint64_t kPauseNs = 1'000'000'000;
+// Callers whose pause has ended are remembered up to this many, beside those with connections.
+constexpr std::size_t kMostRemembered = 8192;
 
 // The peer's address, in the network's order, and its port.
 std::pair<absl::string_view, std::uint16_t> EndOf(const sockaddr_storage& peer) {
@@ -38,45 +39,58 @@ std::pair<absl::string_view, std::uint16_t> EndOf(const sockaddr_storage& peer) 
 
 ConnectionLimit::Bounds ConnectionLimit::OfProcess() {
   const std::size_t descriptors = DescriptorQuota::PerUserOfProcess();
-  return {std::min(kMostPerAddress, descriptors / 2), std::min(kMost, descriptors)};
+  return {std::min(kMostPerCaller, descriptors / 2), std::min(kMost, descriptors)};
 }
 
-ConnectionLimit::Key ConnectionLimit::KeyOf(absl::string_view ip) {
-  Key key{};
-  if (ip.size() == key.size()) {
-    std::copy(ip.begin(), ip.end(), key.begin());
+ConnectionLimit::Address ConnectionLimit::AddressOf(absl::string_view ip) {
+  Address address{};
+  if (ip.size() == address.size()) {
+    std::copy(ip.begin(), ip.end(), address.begin());
   } else if (ip.size() == 4) {
-    key[10] = key[11] = 0xFF;
-    std::copy(ip.begin(), ip.end(), key.begin() + 12);
+    address[10] = address[11] = 0xFF;
+    std::copy(ip.begin(), ip.end(), address.begin() + 12);
   }
-  return key;
+  return address;
 }
 
-absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer) {
+std::pair<ConnectionLimit::Callers::iterator, ConnectionLimit::Callers::iterator>
+ConnectionLimit::AtLocked(absl::string_view ip) {
+  const Address address = AddressOf(ip);
+  const auto first = callers_.lower_bound(Key(address, std::nullopt));
+  const auto other = [&](const auto& caller) { return caller.first.first != address; };
+  return {first, std::find_if(first, callers_.end(), other)};
+}
+
+absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer,
+                                    std::optional<std::uint32_t> user) {
   const std::uint64_t now_ns = clock_->NowNs();
   const auto [ip, port] = EndOf(peer);
   MutexLock lock(&mutex_);
   if (all_ended_) return absl::UnavailableError("the daemon is stopping");
-  if (count_ >= bounds_.all && now_ns >= looked_ns_ + kLookNs) {
+  const bool many = count_ >= bounds_.all || callers_.size() >= bounds_.all + kMostRemembered;
+  if (many && now_ns >= looked_ns_ + kLookNs) {
     looked_ns_ = now_ns;
     ForgetAllClosedLocked();
   }
-  Address& address = addresses_[KeyOf(ip)];
-  if (address.open.size() >= bounds_.per_address && now_ns >= address.looked_ns + kLookNs) {
-    address.looked_ns = now_ns;
-    ForgetClosedLocked(&address);
+  Caller& caller = callers_[Key(AddressOf(ip), user)];
+  if (caller.open.size() >= bounds_.per_caller && now_ns >= caller.looked_ns + kLookNs) {
+    caller.looked_ns = now_ns;
+    ForgetClosedLocked(&caller);
   }
+  const std::string who =
+      user.has_value() ? absl::StrCat("user ", *user, " of this machine") : "its address";
   std::string why;
-  if (now_ns < address.refused_until_ns) {
-    why = "its address had too many open calls a moment ago";
-  } else if (address.open.size() >= bounds_.per_address) {
-    why = absl::StrCat("its address has ", address.open.size(), " connections, as many as it may (",
-                       "LimitNOFILE= raises that to ", kMostPerAddress, ")");
+  if (const std::uint64_t left_ns = caller.pause.LeftNs(now_ns); left_ns > 0) {
+    why = absl::StrCat("calls of ", who, " did harm; it may connect again in ",
+                       (left_ns + kSecondNs - 1) / kSecondNs, " s");
+  } else if (caller.open.size() >= bounds_.per_caller) {
+    why = absl::StrCat(who, " has ", caller.open.size(), " connections, as many as it may (",
+                       "LimitNOFILE= raises that to ", kMostPerCaller, ")");
   } else if (count_ >= bounds_.all) {
     why = absl::StrCat("other nodes have ", count_, " connections, as many as they may (",
                        "LimitNOFILE= raises that to ", kMost, ")");
   } else {
-    address.open.push_back({BorrowedSocket(connection), port});
+    caller.open.push_back({BorrowedSocket(connection), port});
     ++count_;
     return absl::OkStatus();
   }
@@ -85,39 +99,43 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
 
 bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
   MutexLock lock(&mutex_);
-  const auto found = addresses_.find(KeyOf(ip));
-  if (found == addresses_.end()) return false;
-  bool ended = false;
-  // An earlier connection from this port may not be forgotten yet.
-  for (const Open& one : found->second.open) {
-    if (one.port == port && one.socket.End()) ended = true;
+  bool any = false;
+  const auto [first, last] = AtLocked(ip);
+  for (auto caller = first; caller != last; ++caller) {
+    bool ended = false;
+    // An earlier connection from this port may not be forgotten yet.
+    for (const Open& one : caller->second.open) {
+      if (one.port == port && one.socket.End()) ended = true;
+    }
+    if (ended) caller->second.pause.Extend(clock_->NowNs());
+    any = any || ended;
   }
-  if (ended) found->second.refused_until_ns = clock_->NowNs() + kPauseNs;
-  return ended;
+  return any;
 }
 
 void ConnectionLimit::EndAll() {
   MutexLock lock(&mutex_);
   all_ended_ = true;
-  for (const auto& address : addresses_) {
-    for (const Open& one : address.second.open) one.socket.End();
+  for (const auto& caller : callers_) {
+    for (const Open& one : caller.second.open) one.socket.End();
   }
 }
 
 std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, std::uint16_t port) {
   std::vector<sockaddr_storage> ends;
   MutexLock lock(&mutex_);
-  const auto found = addresses_.find(KeyOf(ip));
-  if (found == addresses_.end()) return ends;
-  for (const Open& one : found->second.open) {
-    if (one.port != port) continue;
-    if (const auto own = one.socket.OwnAddress()) ends.push_back(*own);
+  const auto [first, last] = AtLocked(ip);
+  for (auto caller = first; caller != last; ++caller) {
+    for (const Open& one : caller->second.open) {
+      if (one.port != port) continue;
+      if (const auto own = one.socket.OwnAddress()) ends.push_back(*own);
+    }
   }
   return ends;
 }
 
-void ConnectionLimit::ForgetClosedLocked(Address* address) {
-  std::vector<Open>& open = address->open;
+void ConnectionLimit::ForgetClosedLocked(Caller* caller) {
+  std::vector<Open>& open = caller->open;
   const auto closed = std::remove_if(open.begin(), open.end(),
                                      [](const Open& one) { return !one.socket.IsOpen(); });
   count_ -= static_cast<std::size_t>(open.end() - closed);
@@ -126,10 +144,12 @@ void ConnectionLimit::ForgetClosedLocked(Address* address) {
 
 void ConnectionLimit::ForgetAllClosedLocked() {
   const std::uint64_t now_ns = clock_->NowNs();
-  for (auto it = addresses_.begin(); it != addresses_.end();) {
-    ForgetClosedLocked(&it->second);
-    const bool unused = it->second.open.empty() && now_ns >= it->second.refused_until_ns;
-    it = unused ? addresses_.erase(it) : std::next(it);
+  const bool too_many = callers_.size() >= bounds_.all + kMostRemembered;
+  for (auto it = callers_.begin(); it != callers_.end();) {
+    Caller& caller = it->second;
+    ForgetClosedLocked(&caller);
+    const bool forgotten = too_many ? !caller.pause.Lasts(now_ns) : caller.pause.IsForgiven(now_ns);
+    it = caller.open.empty() && forgotten ? callers_.erase(it) : std::next(it);
   }
 }
 

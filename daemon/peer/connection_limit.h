@@ -1,5 +1,8 @@
-// Limits the open connections of each address to the peer port, so that one machine leaves room for
+// Limits the open connections of each caller to the peer port, so that one machine leaves room for
 // the others. Ends connections that do harm.
+//
+// A caller is an address. On this machine it is a user at an address: otherwise each user could
+// take the place of the node's own daemon.
 
 #ifndef DAEMON_PEER_CONNECTION_LIMIT_H_
 #define DAEMON_PEER_CONNECTION_LIMIT_H_
@@ -10,13 +13,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/growing_pause.h"
 #include "daemon/base/mutex.h"
 
 namespace gradsync::daemon {
@@ -26,7 +32,7 @@ namespace gradsync::daemon {
 class ConnectionLimit {
  public:
   struct Bounds {
-    std::size_t per_address = 0;
+    std::size_t per_caller = 0;
     std::size_t all = 0;
   };
   // Bounds for half the descriptors that the process may have and does not need itself.
@@ -35,11 +41,14 @@ class ConnectionLimit {
   // `clock` outlives it.
   ConnectionLimit(Bounds bounds, const Clock* clock) : bounds_(bounds), clock_(clock) {}
 
-  // Counts the connection for as long as it is open. RESOURCE_EXHAUSTED: its address, or all of
-  // them, would have too many, or the address has to wait after an End().
-  absl::Status Admit(int connection, const sockaddr_storage& peer);
+  // Counts the connection for as long as it is open. `user`: of the other end, if it is on this
+  // machine. RESOURCE_EXHAUSTED: the caller, or all of them, would have too many, or the caller has
+  // a pause after an End().
+  absl::Status Admit(int connection, const sockaddr_storage& peer,
+                     std::optional<std::uint32_t> user = std::nullopt);
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
-  // order. For a second the address gets no new one. False if there is no such connection any more.
+  // order. Then the caller has a pause, and gets no new one. False if there is no such connection
+  // any more.
   bool End(const std::string& ip, std::uint16_t port);
   // Ends every connection, and refuses new ones.
   void EndAll();
@@ -51,24 +60,30 @@ class ConnectionLimit {
     BorrowedSocket socket;
     std::uint16_t port = 0;  // the peer's
   };
-  struct Address {
+  struct Caller {
     std::vector<Open> open;
     std::uint64_t looked_ns = 0;
-    std::uint64_t refused_until_ns = 0;
+    GrowingPause pause;
   };
-  using Key = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
+  using Address = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
+  using Key = std::pair<Address, std::optional<std::uint32_t>>;
+  using Callers = std::map<Key, Caller>;
 
   // `ip` as above, or of another length, which names no address.
-  static Key KeyOf(absl::string_view ip);
-  void ForgetClosedLocked(Address* address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static Address AddressOf(absl::string_view ip);
+  // All callers at this address.
+  std::pair<Callers::iterator, Callers::iterator> AtLocked(absl::string_view ip)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetClosedLocked(Caller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Also forgets callers that have no connection.
   void ForgetAllClosedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Bounds bounds_;
   const Clock* const clock_;
 
   Mutex mutex_;
-  std::map<Key, Address> addresses_ ABSL_GUARDED_BY(mutex_);
-  std::size_t count_ ABSL_GUARDED_BY(mutex_) = 0;  // of all addresses
+  Callers callers_ ABSL_GUARDED_BY(mutex_);
+  std::size_t count_ ABSL_GUARDED_BY(mutex_) = 0;  // connections of all callers
   bool all_ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t looked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -10,6 +10,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -50,6 +51,14 @@ void SetPort(sockaddr* address, std::uint16_t port) {
   } else {
     reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(port);
   }
+}
+
+// The user of the connection's other end, if that is on this machine and still open.
+std::optional<std::uint32_t> LocalUser(int connection, const sockaddr_storage& peer) {
+  sockaddr_storage own{};
+  socklen_t size = sizeof(own);
+  if (getsockname(connection, reinterpret_cast<sockaddr*>(&own), &size) != 0) return std::nullopt;
+  return OwnerOf(TcpEnd::Of(peer), TcpEnd::Of(own));
 }
 
 // Why accept4() failed: the connection, or the lack of something that may come back.
@@ -166,7 +175,9 @@ bool PeerListener::Accept(int socket) {
                {{"why", std::strerror(errno)}});
     return false;
   }
-  if (const absl::Status admitted = limit_.Admit(connection.get(), peer); !admitted.ok()) {
+  const absl::Status admitted =
+      limit_.Admit(connection.get(), peer, LocalUser(connection.get(), peer));
+  if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "peer port: connection refused",
                {{"address", TextOf(peer)}, {"why", admitted.message()}});
     return true;

@@ -21,8 +21,9 @@ UserConnections::UserConnections(std::string user, std::uint64_t most)
     : user_(std::move(user)), limit_(most, /*enough=*/most, /*most_of_one=*/kFewCalls) {}
 
 absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota) {
-  if (refuses_.load()) {
-    return absl::ResourceExhaustedError("the user has had too many open calls; try again soon");
+  if (pauses_.load()) {
+    return absl::ResourceExhaustedError(
+        "the user has had too many open calls; try again in half a minute");
   }
   Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
                       std::move(quota)};
@@ -40,11 +41,11 @@ bool UserConnections::Watch(const CountedServer& server, std::uint64_t now_ns) {
   if (now_ns >= pruned_ns_ + kPruneNs || connections_.size() > 2 * pruned_to_ + kMany) {
     Prune(now_ns);
   }
-  if (connections_.empty() && !refuses_.load()) return false;
+  if (connections_.empty() && !pauses_.load()) return false;
   const CallCounts counted = server.Calls();
-  if (refuses_.load() || limit_.NeedsConnections(counted)) {
-    if (EndBusiest(counted, now_ns)) exceeded_ns_ = now_ns;
-    refuses_.store(exceeded_ns_ != 0 && now_ns < exceeded_ns_ + kQuietNs);
+  if (pauses_.load() || limit_.NeedsConnections(counted)) {
+    if (EndBusiest(counted, now_ns)) pause_.Extend(now_ns);
+    pauses_.store(pause_.Lasts(now_ns));
   }
   return true;
 }

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "daemon/base/borrowed_socket.h"
+#include "daemon/base/growing_pause.h"
 #include "daemon/base/mutex.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/call_limit.h"
@@ -22,7 +23,8 @@ namespace gradsync::daemon {
 // end: gRPC first reads what is left, and finishes a write that the client does not read. So this
 // class ends connections
 //
-// - when too many calls are open: the busiest;
+// - when too many calls are open: the busiest. Then the user has a pause, and gets no new one:
+//   otherwise a client that connects again at once brings as many calls in the next moment;
 // - a while after the client has closed its end.
 //
 // Expect() is thread-safe. Watch() is called by one thread.
@@ -30,9 +32,6 @@ class UserConnections {
  public:
   // How long a connection may stay after its client has closed its end.
   static constexpr std::uint64_t kClosingNs = 1'000'000'000;
-  // After too many calls there is no new connection until there have been few for so long.
-  // Otherwise a client that connects again at once brings as many in the next moment.
-  static constexpr std::uint64_t kQuietNs = 1'000'000'000;
   // Connections with at most so many open calls, which have begun at most so many since the last
   // look, and have at most so much to read, may stay when there are too many calls.
   static constexpr std::uint64_t kFewCalls = 16;
@@ -42,8 +41,7 @@ class UserConnections {
   UserConnections(std::string user, std::uint64_t most);
 
   // gRPC gets a connection. Called right before AddInsecureChannelFromFd(). `quota` is held until
-  // gRPC has closed the descriptor. RESOURCE_EXHAUSTED: there may be no new one, because there are
-  // or were too many calls.
+  // gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user has a pause.
   absl::Status Expect(int descriptor, std::shared_ptr<void> quota);
   // Ends connections, see above. Returns false if there is nothing to watch before the next
   // Expect().
@@ -68,7 +66,7 @@ class UserConnections {
   bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns);
 
   const std::string user_;
-  std::atomic<bool> refuses_{false};
+  std::atomic<bool> pauses_{false};
   Mutex mutex_;
   std::vector<Connection> expected_ ABSL_GUARDED_BY(mutex_);  // since the last Watch()
   // Used by Watch() alone.
@@ -76,8 +74,8 @@ class UserConnections {
   CallLimit limit_;
   std::size_t pruned_to_ = 0;  // connections, by the last Prune()
   std::uint64_t pruned_ns_ = 0;
-  std::uint64_t looked_ns_ = 0;    // at the calls
-  std::uint64_t exceeded_ns_ = 0;  // when there were too many calls; 0: never
+  std::uint64_t looked_ns_ = 0;  // at the calls
+  GrowingPause pause_;
 };
 
 }  // namespace gradsync::daemon

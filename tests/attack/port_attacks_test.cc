@@ -42,11 +42,9 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   EXPECT_EQ(daemon.Stop(), 0) << "it ends meanwhile, too";
 }
 
-// Not "peer_reset_unknown": calls of unknown methods that are reset at once keep the peer port so
-// busy that a job over two nodes can lose its coordinator (SECURITY.md, "What is not promised
-// today"). tools/soak has it.
 INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
-                         testing::Values("peer_connections", "peer_reset_attach", "peer_nothings",
+                         testing::Values("peer_connections", "peer_reset_attach",
+                                         "peer_reset_unknown", "peer_nothings",
                                          "peer_silent_streams", "peer_greeted_streams",
                                          "side_connections", "side_requests", "punched_holes"),
                          [](const auto& one) { return one.param; });

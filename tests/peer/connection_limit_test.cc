@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,9 +54,10 @@ struct Connection {
 
 class ConnectionLimitTest : public testing::Test {
  protected:
-  absl::Status Admit(const std::string& host, std::uint16_t port = 4711) {
+  absl::Status Admit(const std::string& host, std::uint16_t port = 4711,
+                     std::optional<std::uint32_t> user = std::nullopt) {
     auto connection = std::make_unique<Connection>();
-    const absl::Status status = limit_.Admit(connection->ours.get(), Address(host, port));
+    const absl::Status status = limit_.Admit(connection->ours.get(), Address(host, port), user);
     if (status.ok()) connections_.push_back(std::move(connection));
     return status;
   }
@@ -138,10 +140,56 @@ TEST_F(ConnectionLimitTest, AnAddressWaitsAfterTheEnd) {
   EXPECT_TRUE(limit_.End(std::string("\x0a\0\0\1", 4), 4711));
   connections_.clear();
   const absl::Status refused = Admit("10.0.0.1");
-  EXPECT_TRUE(absl::StrContains(refused.message(), "too many open calls")) << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "it may connect again in 1 s")) << refused;
   EXPECT_TRUE(Admit("10.0.0.2").ok());
   clock_.Advance(kSecondNs);
   EXPECT_TRUE(Admit("10.0.0.1").ok());
+}
+
+TEST_F(ConnectionLimitTest, AnAddressWaitsLongerAfterTheNextEnd) {
+  const std::string ip("\x0a\0\0\1", 4);
+  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  EXPECT_TRUE(limit_.End(ip, 4711));
+  connections_.clear();
+  clock_.Advance(kSecondNs);
+  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  EXPECT_TRUE(limit_.End(ip, 4711));
+  connections_.clear();
+  clock_.Advance(kSecondNs);
+  const absl::Status refused = Admit("10.0.0.1");
+  EXPECT_TRUE(absl::StrContains(refused.message(), "it may connect again in 1 s")) << refused;
+  clock_.Advance(kSecondNs);
+  EXPECT_TRUE(Admit("10.0.0.1").ok());
+}
+
+TEST_F(ConnectionLimitTest, RemembersAnAddressThatDidHarmAmongMany) {
+  const std::string ip("\x0a\0\0\1", 4);
+  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  EXPECT_TRUE(limit_.End(ip, 4711));
+  connections_.clear();
+  int admitted = 0;
+  for (int host = 0; host < 20'000; ++host) {
+    admitted += Admit(absl::StrCat("10.1.", host / 250, ".", host % 250)).ok() ? 1 : 0;
+    connections_.clear();
+    clock_.Advance(kSecondNs / 25'000);
+  }
+  EXPECT_GT(admitted, 5) << "it forgets those that have no connection";
+  EXPECT_FALSE(Admit("10.0.0.1").ok());
+}
+
+TEST_F(ConnectionLimitTest, AUserOfThisMachineIsACallerOfItsOwn) {
+  const std::string ip("\x7f\0\0\1", 4);
+  ASSERT_TRUE(Admit("127.0.0.1", 1, 1000).ok() && Admit("127.0.0.1", 2, 1000).ok());
+  const absl::Status refused = Admit("127.0.0.1", 3, 1000);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "user 1000 of this machine has 2 connections"))
+      << refused;
+  EXPECT_TRUE(Admit("127.0.0.1", 3, 0).ok());
+  EXPECT_TRUE(Admit("127.0.0.1", 4).ok());
+  EXPECT_TRUE(limit_.End(ip, 2));
+  EXPECT_TRUE(connections_[1]->ended());
+  EXPECT_FALSE(Admit("127.0.0.1", 5, 1000).ok());
+  EXPECT_TRUE(Admit("127.0.0.1", 5, 0).ok()) << "it did no harm";
+  EXPECT_EQ(limit_.OwnEnds(ip, 3).size(), 1u);
 }
 
 }  // namespace

@@ -211,7 +211,7 @@ TEST_F(UserConnectionsCallsTest, TheBusiestConnectionEndsAndTheOthersStay) {
   ASSERT_TRUE(AwaitOpenCalls(1));
   EXPECT_TRUE(Soon([&] { return !attacker->connected(); }));
   EXPECT_TRUE(trainer->connected());
-  for (std::uint64_t waited_ns = kTickNs; waited_ns < UserConnections::kQuietNs;
+  for (std::uint64_t waited_ns = kTickNs; waited_ns < GrowingPause::kFirstNs;
        waited_ns += kTickNs) {
     Watch();
     EXPECT_EQ(Connect(), nullptr) << waited_ns;

@@ -1,0 +1,47 @@
+// How long a caller who does harm has to wait.
+
+#ifndef DAEMON_BASE_GROWING_PAUSE_H_
+#define DAEMON_BASE_GROWING_PAUSE_H_
+
+#include <algorithm>
+#include <cstdint>
+
+namespace gradsync::daemon {
+
+// The first pause lasts for kFirstNs. Each further one is twice as long as the one before, up to
+// kMostNs, until the caller has done no harm for kForgivenNs. So a caller who does harm whenever it
+// may takes little of the daemon's time. A value.
+class GrowingPause {
+ public:
+  static constexpr std::uint64_t kFirstNs = 1'000'000'000;
+  static constexpr std::uint64_t kMostNs = 32'000'000'000;
+  static constexpr std::uint64_t kForgivenNs = 60'000'000'000;
+
+  // The caller does harm. If it has to wait already, what it did before still has effect: then it
+  // waits for at least kFirstNs from now on.
+  void Extend(std::uint64_t now_ns) {
+    if (Lasts(now_ns)) {
+      until_ns_ = std::max(until_ns_, now_ns + kFirstNs);
+      return;
+    }
+    length_ns_ = IsForgiven(now_ns) ? kFirstNs : std::min(2 * length_ns_, kMostNs);
+    until_ns_ = now_ns + length_ns_;
+  }
+  bool Lasts(std::uint64_t now_ns) const { return now_ns < until_ns_; }
+  // How long it still lasts; 0: it does not.
+  std::uint64_t LeftNs(std::uint64_t now_ns) const {
+    return Lasts(now_ns) ? until_ns_ - now_ns : 0;
+  }
+  // The next pause would be the first one.
+  bool IsForgiven(std::uint64_t now_ns) const {
+    return length_ns_ == 0 || now_ns >= until_ns_ + kForgivenNs;
+  }
+
+ private:
+  std::uint64_t length_ns_ = 0;  // of the last one; 0: there was none
+  std::uint64_t until_ns_ = 0;
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_BASE_GROWING_PAUSE_H_
