@@ -40,6 +40,9 @@ constexpr std::size_t kScarcePerUser = 4;
 constexpr char kScarce[] = "the daemon has few descriptors left (LimitNOFILE=)";
 // A user may connect at once as often as it may have sessions, and so many times more.
 constexpr std::size_t kConnectsBesideSessions = 64;
+// The processes of a user id, in several pods, may together connect as often as so many users.
+constexpr std::size_t kConnectingPods = 8;
+constexpr char kTooOften[] = "the user connects too often; try again in some seconds";
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptedAtOnce = 64;
 
@@ -107,7 +110,9 @@ AcceptLoop::AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket,
       sessions_(sessions),
       hooks_(std::move(hooks)),
       reserve_(kReserve),
-      rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user) {}
+      rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user),
+      uid_rate_(kConnectingPods *
+                (kConnectsBesideSessions + sessions->policy().quota_sessions_per_user)) {}
 
 absl::Status AcceptLoop::Init() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
@@ -249,7 +254,7 @@ std::string AcceptLoop::WhyRefused(const Tenant& user, bool scarce) {
   // Whoever may stop the daemon may also keep it busy.
   const bool trusted = user.pod.none() && (user.uid == 0 || user.uid == geteuid());
   if (!trusted && !rate_.Take(user, MonotonicNowNs())) {
-    return "the user connects too often; try again in some seconds";
+    return kTooOften;
   }
   return "";
 }
@@ -260,6 +265,14 @@ bool AcceptLoop::AcceptConnection() {
   if (!accepted.valid()) return false;
   const auto user = UserOf(accepted.get());
   if (!user.ok()) return true;
+  // root's probes must not suffer from root in a pod, so its pods are told apart first: below.
+  const bool trusted = *user == 0 || *user == geteuid();
+  if (!trusted && !uid_rate_.Take(Tenant(*user), MonotonicNowNs())) {
+    LogLimited(LogLevel::kWarning, "connection refused", {{"uid", *user}, {"why", kTooOften}});
+    accepted.reset();
+    if (scarce) reserve_.Refill();
+    return true;
+  }
   absl::StatusOr<ClientProcess> caller = absl::ResourceExhaustedError("");
   if (HasDescriptors(&scarce)) {
     caller = ClientOf(accepted.get());

@@ -117,6 +117,9 @@ class AcceptLoop {
   std::set<Kind> paused_;
   DescriptorReserve reserve_;
   ConnectRate rate_;
+  // Of a user id, whatever pods its processes run in: its refusals cost little. Otherwise one user
+  // can keep the queue of the socket full, and the kernel refuses others, who do not wait.
+  ConnectRate uid_rate_;
 
   std::atomic<bool> stopping_{false};
   std::thread thread_;
