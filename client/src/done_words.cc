@@ -32,8 +32,8 @@ bool DoneWords::Released(std::size_t bucket, std::uint64_t step) const {
   return SemaphoreReleased(semaphores()[bucket].done.load(std::memory_order_acquire), step);
 }
 
-bool DoneWords::IsVoid(std::uint64_t step) const {
-  return header().void_step.load(std::memory_order_acquire) == step;
+std::uint64_t DoneWords::LastVoid() const {
+  return header().void_step.load(std::memory_order_acquire);
 }
 
 void DoneWords::Poison(std::uint64_t step) {

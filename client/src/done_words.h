@@ -34,8 +34,8 @@ class DoneWords {
                  DaemonSilence* silence) const;
   // True if nobody has to wait for the bucket in `step`.
   bool Released(std::size_t bucket, std::uint64_t step) const;
-  // True if `step` is the last void one. The daemon stores that before the step's done words.
-  bool IsVoid(std::uint64_t step) const;
+  // The last void step; 0: none. The daemon stores it before that step's done words.
+  std::uint64_t LastVoid() const;
 
   // Releases every wait. Call it only when the daemon writes nothing more, or this rank wants none
   // of it. Writes the words before it takes a lock. On a GPU, then keeps them poisoned until

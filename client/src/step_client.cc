@@ -21,8 +21,8 @@ namespace {
 constexpr absl::Duration kQuestionTime = absl::Seconds(1);
 // How much longer it waits for the answer of a busy daemon.
 constexpr absl::Duration kLateAnswer = absl::Milliseconds(200);
-// How long to wait for the StepDone that follows the void word, or for the session's end that
-// follows a poisoned word.
+// How long to wait for the StepDone of a step that is void, or after which another one is, and for
+// the session's end that follows a poisoned word.
 constexpr absl::Duration kVerdictTimeout = absl::Seconds(10);
 
 ErrorFields FieldsOf(const Connection& connection, std::uint32_t channel) {
@@ -342,9 +342,12 @@ absl::Status StepClient::AwaitBucket(std::uint64_t step, std::size_t bucket,
 }
 
 absl::Status StepClient::AfterRelease(std::uint64_t step, std::size_t bucket, bool poisoned) {
-  const bool is_void = words_.IsVoid(step);
+  const std::uint64_t last_void = words_.LastVoid();
+  const bool is_void = last_void == step;
+  // A later step is void, so this one is decided. Its word does not say how, but its StepDone does.
+  const bool decided = last_void > step;
   absl::MutexLock lock(&mutex_);
-  if (is_void || poisoned) {
+  if (is_void || decided || poisoned) {
     const auto settled = [this, step]()
                              ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return progress_.Settled(step); };
     mutex_.AwaitWithTimeout(absl::Condition(&settled), kVerdictTimeout);
@@ -361,6 +364,12 @@ absl::Status StepClient::AfterRelease(std::uint64_t step, std::size_t bucket, bo
         absl::StatusCode::kFailedPrecondition, reason::kStaleStep, step, bucket,
         absl::StrCat("it was decided too long ago, and its verdict is not kept; the next step is ",
                      next_step()));
+  }
+  if (decided) {
+    return errors_.Make(absl::StatusCode::kUnavailable, reason::kDaemonSilent, step, bucket,
+                        absl::StrCat("step ", last_void, " is void already, and the verdict of ",
+                                     "this one has not come within ", DurationText(kVerdictTimeout),
+                                     "; waits can be repeated"));
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <climits>
+#include <cstdint>
+#include <memory>
 #include <thread>
 
 #include "client/src/connection.h"
@@ -35,38 +37,73 @@ v1::StepDone VoidStep(std::uint64_t step) {
   return done;
 }
 
-// Waits for step 1, which becomes void. The wait wakes up only when the steps up to `last` are void
-// too. Returns its result.
-absl::Status LateWait(std::uint32_t last) {
-  const auto connection = std::make_shared<Connection>(SessionOptions());
-  const auto page = OnePage();
-  LayoutPlan plan;
-  plan.buckets.resize(1);
-  StepClient steps(connection, 1, "default", plan, nullptr, page);
-  steps.Begin(1);
-  auto& header = *reinterpret_cast<SemaphorePageHeader*>(page->data());
-  auto& semaphore = *reinterpret_cast<BucketSemaphore*>(page->data() + sizeof(header));
+// A thread that waits for the only bucket of step 1. The test plays the daemon; every step is void.
+class WaiterForStepOne {
+ public:
+  // Returns when the thread sleeps.
+  WaiterForStepOne() {
+    LayoutPlan plan;
+    plan.buckets.resize(1);
+    steps_ = std::make_unique<StepClient>(std::make_shared<Connection>(SessionOptions()), 1,
+                                          "default", plan, nullptr, page_);
+    steps_->Begin(1);
+    thread_ = std::thread([this] {
+      waiting_ = ThisThread();
+      status_ = steps_->WaitBucket(1, 0, absl::InfiniteDuration());
+      returned_ = true;
+    });
+    while (waiting_ == 0) std::this_thread::yield();
+    AwaitSleep(waiting_);
+  }
 
-  std::atomic<pid_t> waiting{0};
-  absl::Status status;
-  std::thread waiter([&] {
-    waiting = ThisThread();
-    status = steps.WaitBucket(1, 0, absl::InfiniteDuration());
-  });
-  while (waiting == 0) std::this_thread::yield();
-  AwaitSleep(waiting);
-  for (std::uint32_t step = 1; step <= last; ++step) steps.OnStepDone(VoidStep(step));
-  header.void_step = last;
-  semaphore.done = last;
-  syscall(SYS_futex, &semaphore.done, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-  waiter.join();
-  return status;
+  // The messages about the steps up to `last`.
+  void SendVerdicts(std::uint32_t last) {
+    for (std::uint32_t step = 1; step <= last; ++step) steps_->OnStepDone(VoidStep(step));
+  }
+  // The words of step `last`. Wakes the thread, and returns when it sleeps again or has returned.
+  void WriteWords(std::uint32_t last) {
+    auto& header = *reinterpret_cast<SemaphorePageHeader*>(page_->data());
+    auto& semaphore = *reinterpret_cast<BucketSemaphore*>(page_->data() + sizeof(header));
+    header.void_step = last;
+    semaphore.done = last;
+    syscall(SYS_futex, &semaphore.done, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    AwaitSleep(waiting_, &returned_);
+  }
+  // The result of the wait.
+  absl::Status Join() {
+    thread_.join();
+    return status_;
+  }
+
+ private:
+  const std::shared_ptr<MappedMemory> page_ = OnePage();
+  std::unique_ptr<StepClient> steps_;
+  std::atomic<pid_t> waiting_{0};
+  std::atomic<bool> returned_{false};
+  absl::Status status_;
+  std::thread thread_;
+};
+
+// The result of a wait for step 1 that wakes up only when the steps up to `last` are void.
+absl::Status LateWait(std::uint32_t last) {
+  WaiterForStepOne waiter;
+  waiter.SendVerdicts(last);
+  waiter.WriteWords(last);
+  return waiter.Join();
 }
 
 TEST(StepClientTest, LateWaiterSeesVoidOrStaleStep) {
   EXPECT_EQ(ErrorReason(LateWait(2)), reason::kStepVoid);
   // So late that the verdict is not kept any more.
   EXPECT_EQ(ErrorReason(LateWait(20)), reason::kStaleStep);
+}
+
+// Words arrive before messages. Those of step 2 do not say that step 1 was void too.
+TEST(StepClientTest, WaiterThatALaterVoidStepReleasesWaitsForItsOwnVerdict) {
+  WaiterForStepOne waiter;
+  waiter.WriteWords(2);
+  waiter.SendVerdicts(2);
+  EXPECT_EQ(ErrorReason(waiter.Join()), reason::kStepVoid);
 }
 
 // A replacement does not mark before it has the state of the model.
