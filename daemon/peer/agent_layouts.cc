@@ -144,9 +144,7 @@ void AgentLayouts::StepDone(const v1::StepDone& done) {
   if (done.verdict() == v1::VERDICT_COMPLETE || layout.memory.semaphores == nullptr) return;
   // A void step uses up its number. Waits for it are released, and see that it is void.
   layout.memory.semaphores->DeclareVoid(done.step());
-  for (std::size_t i = 0; i < layout.plan.buckets.size(); ++i) {
-    layout.memory.semaphores->SignalDone(i, done.step());
-  }
+  SignalAllLocked(done.channel(), &layout, done.step());
 }
 
 void AgentLayouts::Resume(const v1::LeaveDone& done) {
@@ -157,10 +155,60 @@ void AgentLayouts::Resume(const v1::LeaveDone& done) {
     Layout& layout = found->second;
     layout.decided_step = std::max(layout.decided_step, next.step() - 1);
     if (layout.memory.semaphores == nullptr) continue;
-    for (std::size_t i = 0; i < layout.plan.buckets.size(); ++i) {
-      layout.memory.semaphores->SignalDone(i, next.step() - 1);
-    }
+    SignalAllLocked(next.channel(), &layout, next.step() - 1);
   }
+}
+
+void AgentLayouts::SignalAllLocked(std::uint32_t channel, Layout* layout, std::uint64_t step) {
+  const std::size_t buckets = layout->plan.buckets.size();
+  if (buckets <= kSignalledAtOnce) {
+    for (std::size_t i = 0; i < buckets; ++i) layout->memory.semaphores->SignalDone(i, step);
+    return;
+  }
+  OwedWords& owed = layout->owed;
+  const bool under_way = owed.left > 0;
+  owed.step = step;
+  // `next` stays: if step after step is void, the last buckets have their turn, too.
+  owed.left = buckets;
+  owed.launched.assign(buckets, false);
+  if (under_way) return;
+  executor_->Run(user_, [self = shared_from_this(), channel] { self->SignalSome(channel); });
+}
+
+void AgentLayouts::SignalSome(std::uint32_t channel) {
+  std::shared_ptr<SemaphorePage> page;
+  std::size_t buckets = 0, first = 0, count = 0;
+  bool more = false;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = layouts_.find(channel);
+    if (found == layouts_.end() || found->second.owed.left == 0) return;
+    OwedWords& owed = found->second.owed;
+    page = found->second.memory.semaphores;
+    buckets = found->second.plan.buckets.size();
+    first = owed.next;
+    count = std::min(owed.left, kSignalsPerTurn);
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t bucket = (first + i) % buckets;
+      if (!owed.launched[bucket]) page->SetDone(bucket, owed.step);
+    }
+    owed.next = (first + count) % buckets;
+    owed.left -= count;
+    more = owed.left > 0;
+    if (!more) std::vector<bool>().swap(owed.launched);
+  }
+  // The long part: each one is a system call.
+  for (std::size_t i = 0; i < count; ++i) page->WakeDone((first + i) % buckets);
+  if (!more) return;
+  executor_->Run(user_, [self = shared_from_this(), channel] { self->SignalSome(channel); });
+}
+
+void AgentLayouts::NoteLaunch(Layout* layout, std::size_t bucket, std::uint64_t step) {
+  OwedWords& owed = layout->owed;
+  if (owed.left == 0 || step <= owed.step || owed.launched[bucket]) return;
+  // Not left out: on a GPU the launch may wait for the trainer's stream, which waits for this word.
+  layout->memory.semaphores->SetDone(bucket, owed.step);
+  owed.launched[bucket] = true;
 }
 
 bool AgentLayouts::InDoubt() const {
@@ -187,7 +235,7 @@ absl::Status AgentLayouts::WrongLaunch(absl::string_view what) const {
                    absl::StrCat("the coordinator launched on rank ", rank_, " ", what));
 }
 
-absl::StatusOr<AgentLayouts::LaunchMemory> AgentLayouts::MemoryOf(const v1::Launch& launch) const {
+absl::StatusOr<AgentLayouts::LaunchMemory> AgentLayouts::MemoryOf(const v1::Launch& launch) {
   const auto dtype = static_cast<DataType>(launch.dtype());
   MutexLock lock(&mutex_);
   if (launch.channel() == 0) {
@@ -203,20 +251,21 @@ absl::StatusOr<AgentLayouts::LaunchMemory> AgentLayouts::MemoryOf(const v1::Laun
     return WrongLaunch(absl::StrCat("bucket ", launch.bucket(), " of channel ", launch.channel(),
                                     ", which it does not have"));
   }
-  const Layout& layout = found->second;
+  Layout& layout = found->second;
   const PlannedBucket& bucket = layout.plan.buckets[launch.bucket()];
   if (bucket.dtype != dtype || bucket.count != launch.count()) {
     return WrongLaunch(
         absl::StrCat("bucket ", launch.bucket(), ", which has another type or size"));
   }
+  NoteLaunch(&layout, launch.bucket(), launch.number());
   return LaunchMemory{layout.memory.data + bucket.offset, layout.memory.arena,
                       layout.memory.semaphores};
 }
 
 absl::StatusOr<ProxiedBucket> AgentLayouts::BucketOf(std::uint64_t arena, std::uint32_t bucket,
-                                                     std::uint64_t step) const {
+                                                     std::uint64_t step) {
   MutexLock lock(&mutex_);
-  for (const auto& [channel, layout] : layouts_) {
+  for (auto& [channel, layout] : layouts_) {
     if (layout.memory.gpu == nullptr) continue;
     const GpuArena& gpu = GpuArena::Of(*layout.memory.gpu);
     if (gpu.number() != arena) continue;
@@ -226,6 +275,7 @@ absl::StatusOr<ProxiedBucket> AgentLayouts::BucketOf(std::uint64_t arena, std::u
           absl::StrCat("bucket ", bucket, " of channel ", channel, ", which has ", buckets.size()));
     }
     const PlannedBucket& planned = buckets[bucket];
+    NoteLaunch(&layout, bucket, step);
     return ProxiedBucket{gpu.worker().get(),
                          planned.dtype,
                          planned.count,

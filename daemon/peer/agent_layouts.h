@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,10 +28,22 @@ namespace gradsync::daemon {
 // Whether this node's plan of a layout has the same buckets as the coordinator's.
 bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned);
 
+// The end of a void step writes the done words of all buckets. The link's threads have other jobs
+// to serve, so the executor writes these words, a part of them in each turn. No word goes back: if
+// the next step launches a bucket before its turn has come, its word is written at once. If the
+// layout ends, the words that are left are not written.
+//
 // Thread-safe. Keeps the memory until the layout or the rank has ended; then the executor frees it.
-// `executor` outlives it. Lock order: AgentLayouts::mutex_, then the executor's queue only.
-class AgentLayouts {
+// `executor` outlives it. A shared_ptr owns it, because the executor's work keeps it alive. Lock
+// order: AgentLayouts::mutex_, then the executor's queue only.
+class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
  public:
+  // Up to this many done words are written at once, in 30 microseconds or less.
+  static constexpr std::size_t kSignalledAtOnce = 32;
+  // Done words that one turn of the executor writes: a millisecond at most unless many threads
+  // wait.
+  static constexpr std::size_t kSignalsPerTurn = 1024;
+
   AgentLayouts(const Tenant& user, std::uint32_t rank, UserExecutor* executor)
       : user_(user), rank_(rank), executor_(executor) {}
 
@@ -59,9 +72,11 @@ class AgentLayouts {
   // ---- Its steps
   // The rank has marked `marks` more buckets of the step. With `end`, it has also ended the step.
   void NoteStep(std::uint32_t channel, std::uint64_t step, std::size_t marks, bool end);
-  // The coordinator's verdict. If the step is void, releases the rank's waits for its buckets.
+  // The coordinator's verdict. If the step is void, releases the rank's waits for its buckets; with
+  // many buckets, the last ones later.
   void StepDone(const v1::StepDone& done);
-  // Every rank has left: steps go on from these numbers.
+  // Every rank has left: steps go on from these numbers. Releases waits for earlier steps, as
+  // above.
   void Resume(const v1::LeaveDone& done);
   // The rank has sent EndStep, and knows no verdict. On a GPU, to have marked every bucket is
   // enough: its streams may then have seen the verdict.
@@ -75,14 +90,24 @@ class AgentLayouts {
     std::shared_ptr<void> keep;
     std::shared_ptr<SemaphorePage> semaphores;  // null for staging memory
   };
-  // The memory that a launch names. FAILED_PRECONDITION if the rank has no such memory.
-  absl::StatusOr<LaunchMemory> MemoryOf(const v1::Launch& launch) const;
-  // A bucket of an arena on a GPU. NOT_FOUND if the arena is not this rank's, FAILED_PRECONDITION
-  // if it has no such bucket.
+  // The memory that a launch names. From now on only the launch writes its done word.
+  // FAILED_PRECONDITION if the rank has no such memory.
+  absl::StatusOr<LaunchMemory> MemoryOf(const v1::Launch& launch);
+  // A bucket of an arena on a GPU. From now on only a launch of `step` writes its done word.
+  // NOT_FOUND if the arena is not this rank's, FAILED_PRECONDITION if it has no such bucket.
   absl::StatusOr<ProxiedBucket> BucketOf(std::uint64_t arena, std::uint32_t bucket,
-                                         std::uint64_t step) const;
+                                         std::uint64_t step);
 
  private:
+  // The done words that the executor has yet to write. While there are any, it has one piece of
+  // work for this layout.
+  struct OwedWords {
+    std::uint64_t step = 0;
+    std::size_t next = 0;  // the bucket that comes next; after the last bucket comes the first
+    std::size_t left = 0;  // buckets that are yet to come
+    // By bucket: its word is written, and now belongs to a launch of a later step.
+    std::vector<bool> launched;
+  };
   struct Layout {
     std::uint64_t request_id = 0;
     std::uint32_t replaces = 0;
@@ -95,11 +120,20 @@ class AgentLayouts {
     std::uint64_t ended_step = 0;    // the last one for which it has sent EndStep
     std::uint64_t decided_step = 0;  // the last one with a verdict
     bool released = false;           // by the rank
+    OwedWords owed;
   };
   using Layouts = std::map<std::uint32_t, Layout>;
 
   // Frees the layout's memory, and forgets the layout.
   void EraseLocked(Layouts::iterator layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Writes `step` into the done words of all buckets, or has the executor do it. The layout has
+  // memory.
+  void SignalAllLocked(std::uint32_t channel, Layout* layout, std::uint64_t step)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One turn of the executor.
+  void SignalSome(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `step` launches the bucket. From now on no earlier step writes its done word.
+  static void NoteLaunch(Layout* layout, std::size_t bucket, std::uint64_t step);
   absl::Status WrongLaunch(absl::string_view what) const;
 
   const Tenant user_;

@@ -45,7 +45,7 @@ struct LinkContext {
   std::uint64_t idle_ns = 300'000'000'000;
   std::size_t max_buckets = 4096;
   EngineMaker make_engine;
-  UserExecutor* executor = nullptr;  // frees ranks' memory
+  UserExecutor* executor = nullptr;  // as in ForwardingJob::Context
   Executor* reaper = nullptr;        // destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
   bool tls = false;           // the coordinator has shown a certificate

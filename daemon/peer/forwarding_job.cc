@@ -14,7 +14,8 @@ ForwardingJob::ForwardingJob(const JoinRequest& request, Context context,
                              std::function<void(absl::StatusOr<Joined>)> joined)
     : request_(request),
       context_(std::move(context)),
-      layouts_(Tenant(request.key.uid, request.pod), request.rank, context_.executor),
+      layouts_(std::make_shared<AgentLayouts>(Tenant(request.key.uid, request.pod), request.rank,
+                                              context_.executor)),
       sink_(std::move(sink)),
       joined_(std::move(joined)) {}
 
@@ -62,7 +63,7 @@ bool ForwardingJob::Take(const v1::SessionResponse& response) {
     case v1::SessionResponse::kStillWaiting:
       break;
     case v1::SessionResponse::kLayoutReady:
-      layouts_.Ready(response.layout_ready().channel());
+      layouts_->Ready(response.layout_ready().channel());
       break;
     case v1::SessionResponse::kOperationFailed: {
       const auto& failed = response.operation_failed();
@@ -72,10 +73,10 @@ bool ForwardingJob::Take(const v1::SessionResponse& response) {
       break;
     }
     case v1::SessionResponse::kStepDone:
-      layouts_.StepDone(response.step_done());
+      layouts_->StepDone(response.step_done());
       break;
     case v1::SessionResponse::kLeaveDone:
-      layouts_.Resume(response.leave_done());
+      layouts_->Resume(response.leave_done());
       break;
     case v1::SessionResponse::kSessionEnding:
       End(FromProto(response.session_ending().status()));
@@ -127,7 +128,7 @@ void ForwardingJob::OnAssigned(const v1::LayoutAssigned& assigned) {
     return;
   }
   const absl::Status status =
-      layouts_.Assign(assigned, pending.replaces, *plan, std::move(pending.charge));
+      layouts_->Assign(assigned, pending.replaces, *plan, std::move(pending.charge));
   if (!status.ok()) return pending.answer(status);
   pending.answer(Registration{assigned.channel(), *std::move(plan)});
 }
@@ -142,7 +143,7 @@ bool ForwardingJob::OnLayoutFailed(std::uint64_t request_id, const absl::Status&
     }
   }
   if (answer == nullptr) {
-    layouts_.Failed(request_id);
+    layouts_->Failed(request_id);
     return false;
   }
   answer(why);
@@ -171,7 +172,7 @@ void ForwardingJob::End(const absl::Status& why) {
     end_sent_ = true;
     pending.swap(pending_);
   }
-  layouts_.End();
+  layouts_->End();
   if (report) SendEnded(why);
   if (joined != nullptr) {
     joined(why.ok() ? absl::AbortedError("the coordinator ended the session at once") : why);
@@ -202,11 +203,11 @@ void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registere
 }
 
 void ForwardingJob::KeepMemory(RankSession, std::uint32_t channel, std::shared_ptr<void> memory) {
-  layouts_.KeepMemory(channel, std::move(memory));
+  layouts_->KeepMemory(channel, std::move(memory));
 }
 
 void ForwardingJob::RefuseLayout(RankSession, std::uint32_t channel, const absl::Status& why) {
-  layouts_.Refuse(channel);
+  layouts_->Refuse(channel);
   v1::AttachRequest message;
   auto* refuse = message.mutable_refuse_layout();
   refuse->set_incarnation(request_.incarnation);
@@ -221,7 +222,7 @@ absl::Status ForwardingJob::CheckReplaces(RankSession, std::uint32_t) const {
 
 absl::Status ForwardingJob::ArenaMapped(RankSession, std::uint32_t channel, RankMemory memory) {
   const std::shared_ptr<DeviceArena> device = memory.gpu;
-  if (!layouts_.Mapped(channel, std::move(memory))) return absl::OkStatus();
+  if (!layouts_->Mapped(channel, std::move(memory))) return absl::OkStatus();
   if (device != nullptr) {
     const GpuArena& gpu = GpuArena::Of(*device);
     v1::AttachRequest mapped;
@@ -244,14 +245,16 @@ absl::Status ForwardingJob::Deliver(const RankMessage& message) {
   const v1::SessionRequest& wire = *message.wire;
   if (wire.has_bucket_ready()) {
     const v1::BucketReady& ready = wire.bucket_ready();
-    layouts_.NoteStep(ready.channel(), ready.step(), static_cast<std::size_t>(ready.buckets_size()),
-                      /*end=*/false);
+    layouts_->NoteStep(ready.channel(), ready.step(),
+                       static_cast<std::size_t>(ready.buckets_size()),
+                       /*end=*/false);
   } else if (wire.has_end_step()) {
-    layouts_.NoteStep(wire.end_step().channel(), wire.end_step().step(), /*marks=*/0, /*end=*/true);
+    layouts_->NoteStep(wire.end_step().channel(), wire.end_step().step(), /*marks=*/0,
+                       /*end=*/true);
   } else if (wire.has_release_layout()) {
-    layouts_.ReleaseLayout(wire.release_layout().channel());
+    layouts_->ReleaseLayout(wire.release_layout().channel());
   } else if (message.staging.data != nullptr) {
-    layouts_.KeepStaging(message.staging);
+    layouts_->KeepStaging(message.staging);
   }
   Forward(wire);
   return absl::OkStatus();

@@ -26,7 +26,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
  public:
   struct Context {
     std::function<void(v1::AttachRequest)> send;
-    UserExecutor* executor = nullptr;  // frees memory
+    UserExecutor* executor = nullptr;  // frees memory, and writes done words of void steps
     std::size_t max_buckets = 4096;
     std::string coordinator;                     // its address
     std::shared_ptr<WorkerProxyServer> workers;  // the workers that the coordinator may call
@@ -50,7 +50,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // rank's loss, `why` still counts.
   void WillBeLost(const absl::Status& why);
   // The memory on which the coordinator launches, until End().
-  AgentLayouts& layouts() { return layouts_; }
+  AgentLayouts& layouts() { return *layouts_; }
 
   // ---- JobPort
   const std::string& job_id() const override { return request_.key.job_id; }
@@ -84,7 +84,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
 
   const JoinRequest request_;
   const Context context_;
-  AgentLayouts layouts_;
+  const std::shared_ptr<AgentLayouts> layouts_;  // with the executor's work
 
   mutable Mutex mutex_;
   std::shared_ptr<SessionSink> sink_ ABSL_GUARDED_BY(mutex_);  // null once the session has ended

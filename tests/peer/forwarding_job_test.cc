@@ -2,6 +2,7 @@
 
 #include "daemon/peer/forwarding_job.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -13,6 +14,7 @@
 #include "daemon/rpc/status_mapping.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/limits.h"
+#include "proto/gradsync/shared_memory.h"
 #include "tests/job/manual_executor.h"
 #include "tests/job/recording_sink.h"
 #include "tests/job/trainer_memory.h"
@@ -58,7 +60,8 @@ class ForwardingJobTest : public testing::Test {
     return sent_[0].rank_request().request();
   }
   // Registers the layout and maps its memory.
-  void Map(std::uint32_t channel) {
+  void Map(std::uint32_t channel) { Map(channel, memory_); }
+  void Map(std::uint32_t channel, const TrainerMemory& memory) {
     LayoutRequest request;
     request.request_id = channel;
     request.spec = layout_;
@@ -67,7 +70,7 @@ class ForwardingJobTest : public testing::Test {
     job_->RegisterLayout(job_->session(), request, [&](const auto& registration) {
       answered = registration.ok() && registration->channel == channel;
     });
-    const auto plan = PlanLayout(layout_, 10);
+    const auto plan = PlanLayout(layout_, 4096);
     ASSERT_TRUE(plan.ok());
     v1::SessionResponse response;
     Encode(*plan, response.mutable_layout_assigned());
@@ -75,7 +78,14 @@ class ForwardingJobTest : public testing::Test {
     response.mutable_layout_assigned()->set_channel(channel);
     EXPECT_FALSE(job_->Take(response));
     ASSERT_TRUE(answered);
-    ASSERT_TRUE(job_->ArenaMapped(job_->session(), channel, memory_.Share()).ok());
+    ASSERT_TRUE(job_->ArenaMapped(job_->session(), channel, memory.Share()).ok());
+  }
+  void TakeVoid(std::uint32_t channel, std::uint64_t step) {
+    v1::SessionResponse done;
+    done.mutable_step_done()->set_channel(channel);
+    done.mutable_step_done()->set_step(step);
+    done.mutable_step_done()->set_verdict(v1::VERDICT_VOID);
+    EXPECT_FALSE(job_->Take(done));
   }
   static v1::SessionRequest Release(std::uint32_t channel) {
     v1::SessionRequest request;
@@ -239,11 +249,7 @@ TEST_F(ForwardingJobTest, KnowsHowFarAStepIs) {
   EXPECT_FALSE(job_->layouts().InDoubt());
   Deliver(EndStep(1, 1));
   EXPECT_TRUE(job_->layouts().InDoubt());
-  v1::SessionResponse done;
-  done.mutable_step_done()->set_channel(1);
-  done.mutable_step_done()->set_step(1);
-  done.mutable_step_done()->set_verdict(v1::VERDICT_VOID);
-  EXPECT_FALSE(job_->Take(done));
+  TakeVoid(1, 1);
   EXPECT_FALSE(job_->layouts().InStep());
   EXPECT_FALSE(job_->layouts().InDoubt());
   EXPECT_EQ(memory_.void_step(), 1u);
@@ -268,6 +274,127 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   const auto ends = sink_->Of<SessionEndMessage>();
   ASSERT_EQ(ends.size(), 1u);
   EXPECT_EQ(ends[0].status.message(), "its process has ended");
+}
+
+// Its done words take the executor three turns.
+class LargeLayoutTest : public ForwardingJobTest {
+ protected:
+  static constexpr std::size_t kPerTurn = AgentLayouts::kSignalsPerTurn;
+  static constexpr std::size_t kBuckets = 2 * kPerTurn + 500;
+  static_assert(kBuckets <= 4096);
+
+  LargeLayoutTest() {
+    layout_.explicit_buckets.assign(kBuckets, {DataType::kFloat32, 4});
+    Map(1, large_);
+  }
+
+  // How many done words have this value.
+  std::size_t Words(std::uint64_t step) const {
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < kBuckets; ++i) count += large_.done(i) == step ? 1 : 0;
+    return count;
+  }
+  // The coordinator launches. Returns the page whose word the launch writes when it is done.
+  std::shared_ptr<SemaphorePage> Launch(std::size_t bucket, std::uint64_t step) {
+    v1::Launch launch;
+    launch.set_channel(1);
+    launch.set_bucket(static_cast<std::uint32_t>(bucket));
+    launch.set_number(step);
+    launch.set_dtype(v1::DATA_TYPE_FLOAT32);
+    launch.set_count(4);
+    const auto memory = job_->layouts().MemoryOf(launch);
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    return memory.ok() ? memory->semaphores : nullptr;
+  }
+
+  TrainerMemory large_{kBuckets * kBucketAlignment, kBuckets};
+};
+
+TEST_F(LargeLayoutTest, ExecutorWritesTheWordsOfAVoidStepInTurns) {
+  TakeVoid(1, 1);
+  EXPECT_EQ(large_.void_step(), 1u);
+  EXPECT_EQ(Words(1), 0u) << "this thread has other jobs to serve";
+  EXPECT_EQ(sink_->Of<ForwardedMessage>().size(), 1u);
+  ASSERT_EQ(executor_.pending(), 1u);
+  executor_.RunNext();
+  EXPECT_EQ(Words(1), kPerTurn);
+  ASSERT_EQ(executor_.pending(), 1u) << "other users have their turns in between";
+  executor_.RunAll();
+  EXPECT_EQ(Words(1), kBuckets);
+}
+
+TEST_F(LargeLayoutTest, NoWordGoesBackFromALaterStep) {
+  TakeVoid(1, 1);
+  executor_.RunNext();
+  for (const std::size_t bucket : {std::size_t{0}, kPerTurn, kBuckets - 1}) {
+    const std::shared_ptr<SemaphorePage> page = Launch(bucket, 2);
+    ASSERT_NE(page, nullptr);
+    EXPECT_EQ(large_.done(bucket), 1u) << "bucket " << bucket << ": its waits are released first";
+    page->SignalDone(bucket, 2);
+  }
+  executor_.RunAll();
+  EXPECT_EQ(Words(2), 3u);
+  EXPECT_EQ(Words(1), kBuckets - 3);
+}
+
+TEST_F(LargeLayoutTest, LaunchOfALaterStepThatIsNotDoneLeavesItsWord) {
+  TakeVoid(1, 1);
+  Launch(kBuckets - 1, 2);
+  executor_.RunAll();
+  EXPECT_EQ(Words(1), kBuckets);
+}
+
+TEST_F(LargeLayoutTest, LaterVoidStepTakesOver) {
+  TakeVoid(1, 1);
+  executor_.RunNext();
+  TakeVoid(1, 2);
+  EXPECT_EQ(large_.void_step(), 2u);
+  EXPECT_EQ(executor_.pending(), 1u) << "a layout has one piece of work at a time";
+  executor_.RunNext();
+  EXPECT_EQ(Words(1), kPerTurn);
+  EXPECT_EQ(Words(2), kPerTurn);
+  executor_.RunAll();
+  EXPECT_EQ(Words(2), kBuckets);
+}
+
+TEST_F(LargeLayoutTest, EveryWordHasItsTurnWhileStepAfterStepIsVoid) {
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    TakeVoid(1, step);
+    executor_.RunNext();
+  }
+  EXPECT_EQ(Words(0), 0u);
+}
+
+TEST_F(LargeLayoutTest, WordsOfAReleasedLayoutAreLeftAlone) {
+  TakeVoid(1, 1);
+  executor_.RunNext();
+  Deliver(Release(1));
+  executor_.RunAll();
+  EXPECT_EQ(Words(1), kPerTurn) << "the client library has written poison there";
+  EXPECT_FALSE(large_.Shared());
+}
+
+TEST_F(LargeLayoutTest, WordsOfAnEndedRankAreLeftAlone) {
+  TakeVoid(1, 1);
+  v1::SessionResponse ending;
+  *ending.mutable_session_ending()->mutable_status() = ToProto(absl::AbortedError("lost"));
+  EXPECT_TRUE(job_->Take(ending));
+  job_ = nullptr;
+  executor_.RunAll();
+  EXPECT_EQ(Words(1), 0u);
+  EXPECT_FALSE(large_.Shared());
+}
+
+TEST_F(LargeLayoutTest, ResumedRankGetsTheWordsOfTheStepsThatItHasMissed) {
+  v1::SessionResponse resumed;
+  auto* const next = resumed.mutable_leave_done()->add_next_steps();
+  next->set_channel(1);
+  next->set_step(8);
+  EXPECT_FALSE(job_->Take(resumed));
+  EXPECT_EQ(Words(7), 0u);
+  executor_.RunAll();
+  EXPECT_EQ(Words(7), kBuckets);
+  EXPECT_EQ(large_.void_step(), 0u);
 }
 
 TEST(AgentLayoutsTest, SameBucketsComparesEveryBucket) {
