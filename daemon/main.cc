@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "daemon/app/daemon.h"
+#include "daemon/app/stop_guard.h"
 #include "daemon/base/logging.h"
 #include "daemon/config/options.h"
 #include "daemon/worker/engine_main.h"
@@ -52,10 +53,12 @@ int main(int argc, char** argv) {
     return Fail(status, kExitUsage);
   }
   gradsync::daemon::Daemon::BlockSignals();
-  auto daemon = gradsync::daemon::Daemon::Start(*options);
+  gradsync::daemon::StopGuard guard(gradsync::daemon::EndHungProcess);
+  auto daemon = gradsync::daemon::Daemon::Start(*options, &guard);
   if (!daemon.ok()) return Fail(daemon.status(), kExitFailure);
   (*daemon)->ServeUntilSignal();
   daemon->reset();
+  guard.Enter("flushing the log");
   gradsync::daemon::FlushLogging();
   return 0;
 }

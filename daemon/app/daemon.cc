@@ -270,7 +270,7 @@ absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options, StopGuard* guard) {
   RaiseDescriptorLimit();
   LogWhatGrpcSays();
   auto sockets = OpenSockets(options);
@@ -278,7 +278,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   auto rooms = std::make_unique<Rooms>(options);
   if (absl::Status status = rooms->StartPeers(); !status.ok()) return status;
   rooms->MakeServers();
-  std::unique_ptr<Daemon> daemon(new Daemon(std::move(rooms)));  // its destructor stops the server
+  // Its destructor stops the server.
+  std::unique_ptr<Daemon> daemon(new Daemon(std::move(rooms), guard));
   Rooms& r = *daemon->rooms_;
   if (absl::Status status = r.StartAccepting(*std::move(sockets)); !status.ok()) return status;
   Log(LogLevel::kInfo, "serving",
@@ -291,7 +292,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options) {
   return daemon;
 }
 
-Daemon::Daemon(std::unique_ptr<Rooms> rooms) : rooms_(std::move(rooms)) {}
+Daemon::Daemon(std::unique_ptr<Rooms> rooms, StopGuard* guard)
+    : guard_(guard), rooms_(std::move(rooms)) {}
 
 void Daemon::ServeUntilSignal() {
   Rooms& r = *rooms_;
@@ -299,6 +301,8 @@ void Daemon::ServeUntilSignal() {
   int signal_number = 0;
   sigwait(&signals, &signal_number);
 
+  guard_->Enter("draining");
+  guard_->Allow(r.options.drain_timeout + kStopLimit);
   Log(LogLevel::kInfo, "draining", {{"signal", strsignal(signal_number)}});
   sd_notify(0, "STOPPING=1\nSTATUS=Draining");
   r.servers->Drain();
@@ -318,6 +322,8 @@ void Daemon::ServeUntilSignal() {
   while (!hurry && !end_idle() && absl::Now() < deadline) {
     hurry = StopSignalWithin(kDrainCheck);
   }
+  guard_->Enter("ending the sessions");
+  guard_->Allow(kStopLimit);
   r.jobs.EndAll(why);
   if (r.peers != nullptr) r.peers->EndAll(why);
   deadline = absl::Now() + kTeardown;
@@ -329,13 +335,22 @@ void Daemon::ServeUntilSignal() {
 
 Daemon::~Daemon() {
   Rooms& r = *rooms_;
+  guard_->Enter("stopping the accept loop");
   r.accept_loop.reset();  // no new connection, no tick
-  r.servers->Stop();      // cancels the streams that are left
+  guard_->Enter("stopping the users' servers");
+  r.servers->Stop();  // cancels the streams that are left
+  guard_->Enter("leaving the other nodes");
   r.peers.reset();
+  guard_->Enter("stopping the workers");
   r.workers->Shutdown();
+  guard_->Enter("finishing the reductions");
   r.reducer.reset();
+  guard_->Enter("finishing the executor's work");
   r.executor.reset();
+  guard_->Enter("finishing the copier's work");
   r.copier.reset();
+  guard_->Enter("destroying the rooms");
+  rooms_.reset();
 }
 
 }  // namespace gradsync::daemon

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "daemon/app/stop_guard.h"
 #include "daemon/config/options.h"
 
 namespace gradsync::daemon {
@@ -14,15 +15,17 @@ namespace gradsync::daemon {
 class Daemon {
  public:
   // Binds the sockets, or takes those of the service manager, and serves. Notifies the service
-  // manager (READY=1).
-  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Options& options);
+  // manager (READY=1). `guard` outlives the daemon, and watches its stop.
+  static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Options& options, StopGuard* guard);
 
   // Blocks SIGTERM and SIGINT in the calling thread and in all threads that it starts later. Called
-  // before Start().
+  // before Start(), and before the guard is made.
   static void BlockSignals();
 
   // Serves until SIGTERM or SIGINT, then drains: it refuses joins, lets running steps finish within
-  // drain_timeout, and ends the sessions with UNAVAILABLE. A second signal shortens the drain.
+  // drain_timeout, and ends the sessions with UNAVAILABLE. A second signal shortens the drain. From
+  // the first signal the guard allows drain_timeout and kStopLimit, and from the end of the drain
+  // kStopLimit.
   void ServeUntilSignal();
 
   // Stops at once everything that ServeUntilSignal() left running.
@@ -32,8 +35,9 @@ class Daemon {
 
  private:
   struct Rooms;
-  explicit Daemon(std::unique_ptr<Rooms> rooms);
+  Daemon(std::unique_ptr<Rooms> rooms, StopGuard* guard);
 
+  StopGuard* const guard_;
   std::unique_ptr<Rooms> rooms_;
 };
 

@@ -96,7 +96,8 @@ Usage: gradsyncd [--config=FILE] [--NAME=VALUE]...
         --lease=30s               on the command line
 
 gradsyncd lists all options that are unknown, given twice or out of range, and
-exits. Exit codes: 0 stopped by a signal, 1 failed, 2 has bad options.
+exits. Exit codes: 0 stopped by a signal, 1 failed, 2 has bad options, 3 hung
+while it stopped.
 )";
   const Options defaults;
   std::string_view group;

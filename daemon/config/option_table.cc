@@ -285,7 +285,9 @@ std::vector<OptionEntry> MakeTable() {
       Time(&Options::drain_timeout, absl::Milliseconds(100), absl::Hours(1),
            {"drain_timeout", kTime,
             "How long running steps may take to finish after SIGTERM. A step that takes longer is "
-            "void. Keep it 5 s below the time that the service manager waits before SIGKILL.",
+            "void. Then the daemon stops, within 5 s. If its stop hangs, it logs where, and exits "
+            "after 15 s. So keep drain_timeout 20 s below the time that the service manager waits "
+            "before SIGKILL.",
             "10s"}),
 
       Count(&Options::quota_sessions_per_user, 1, 65536,

@@ -114,8 +114,9 @@ class PodTest(unittest.TestCase):
             self.assertIn(f"--socket={SOCKET_FOLDER}/gradsyncd.sock", daemon["args"])
 
     def test_kubernetes_waits_for_the_drain(self):
+        # drain_timeout, kStopLimit of daemon/app/stop_guard.h, and 5 s to spare.
         for spec, _ in self.daemons():
-            self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], 25 + 5)
+            self.assertGreaterEqual(spec["terminationGracePeriodSeconds"], 25 + 15 + 5)
 
     def test_the_daemon_is_probed_over_its_socket(self):
         for _, daemon in self.daemons():

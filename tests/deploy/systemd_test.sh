@@ -97,8 +97,9 @@ flags=("${command[@]:1}")
 "$check_options" "${flags[@]/'/etc/gradsync/'/deploy/}" || fail "ExecStart: ${command[*]}"
 
 drain=$(sed -n 's/^drain_timeout: "\([0-9]*\)s"$/\1/p' deploy/gradsyncd.textproto)
-(($(value_of TimeoutStopSec) >= drain + 5)) ||
-  fail "TimeoutStopSec does not outlast drain_timeout (${drain} s) by 5 s"
+# kStopLimit of daemon/app/stop_guard.h, and 5 s to spare.
+(($(value_of TimeoutStopSec) >= drain + 15 + 5)) ||
+  fail "TimeoutStopSec does not outlast drain_timeout (${drain} s) by 20 s"
 
 # The sockets have the paths and names that the daemon and its clients expect.
 socket=$(sed -n 's/^socket: "\(.*\)"$/\1/p' deploy/gradsyncd.textproto)
