@@ -254,9 +254,13 @@ absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   };
   hooks.tick = [this] {
     sessions.Tick();
-    trimmer.Tick(clock.NowNs());
     const bool any_server = servers->Tick(clock.NowNs());
-    return workers->Tick() || any_server;
+    const bool any_worker = workers->Tick();
+    if (!any_server && !any_worker && sessions.Sessions().empty()) {
+      return trimmer.TickUnused(clock.NowNs());
+    }
+    trimmer.Tick(clock.NowNs());
+    return any_server || any_worker;
   };
   std::uint64_t watchdog_us = 0;
   if (sd_watchdog_enabled(/*unset_environment=*/0, &watchdog_us) > 0) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "daemon/base/unique_fd.h"
 
@@ -28,12 +29,25 @@ std::uint64_t AnonymousMemoryBytes() {
 }
 
 void HeapTrimmer::Tick(std::uint64_t now_ns) {
+  owed_ = true;
   if (now_ns < next_ns_ || trimming_.load()) return;
   next_ns_ = now_ns + kShortestPauseNs;
   const std::uint64_t bytes = AnonymousMemoryBytes();
   const std::uint64_t left = left_bytes_.load();
   if (bytes > left + left / 4) pause_ns_.store(0);
   if (bytes < kSmallBytes || now_ns < trimmed_ns_ + pause_ns_.load()) return;
+  BeginTrim(now_ns);
+}
+
+bool HeapTrimmer::TickUnused(std::uint64_t now_ns) {
+  // It may have begun before the last users freed their memory.
+  if (trimming_.load()) return true;
+  if (!std::exchange(owed_, false) || AnonymousMemoryBytes() < kSmallBytes) return false;
+  BeginTrim(now_ns);
+  return true;
+}
+
+void HeapTrimmer::BeginTrim(std::uint64_t now_ns) {
   trimmed_ns_ = now_ns;
   trimming_.store(true);
   executor_->Run([this] { Trim(); });

@@ -11,7 +11,7 @@
 
 namespace gradsync::daemon {
 
-// One thread calls Tick(). An executor trims, because that can take milliseconds.
+// One thread calls Tick() and TickUnused(). An executor trims, because that can take milliseconds.
 class HeapTrimmer {
  public:
   // It trims only if the daemon has more memory of its own than this.
@@ -24,13 +24,18 @@ class HeapTrimmer {
   // less and less often, down to every 5 min. After a burst that lasted a minute, its memory goes
   // back within about a minute.
   void Tick(std::uint64_t now_ns);
+  // In place of Tick() while nobody uses the daemon. Trims once, unless the daemon is small: what
+  // the last users have freed goes back, too. True: call it again, because the trim has not ended.
+  bool TickUnused(std::uint64_t now_ns);
 
  private:
+  void BeginTrim(std::uint64_t now_ns);
   void Trim();
 
   Executor* const executor_;
   std::uint64_t next_ns_ = 0;
   std::uint64_t trimmed_ns_ = 0;
+  bool owed_ = true;                          // no trim has begun since the last use
   std::atomic<std::uint64_t> pause_ns_{0};    // until the next trim
   std::atomic<std::uint64_t> left_bytes_{0};  // by the last trim
   std::atomic<bool> trimming_{false};

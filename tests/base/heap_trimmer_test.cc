@@ -74,6 +74,8 @@ TEST_F(HeapTrimmerTest, GivesBackFreedMemoryBelowMemoryInUse) {
 TEST_F(HeapTrimmerTest, LeavesASmallProcessAlone) {
   ASSERT_LT(AnonymousMemoryBytes(), HeapTrimmer::kSmallBytes);
   EXPECT_EQ(TrimsBetween(0, 20), std::vector<int>());
+  EXPECT_FALSE(trimmer_.TickUnused(20 * kSecond));
+  EXPECT_EQ(executor_.held(), 0u);
 }
 
 TEST_F(HeapTrimmerTest, TrimsLessAndLessOftenWhileThatFreesNothing) {
@@ -86,6 +88,40 @@ TEST_F(HeapTrimmerTest, TrimsSoonAfterMemoryHasGrown) {
   TrimsBetween(0, 320);
   const auto more = InUse(64 * kMiB);
   EXPECT_EQ(TrimsBetween(320, 340), (std::vector<int>{320, 325, 335}));
+}
+
+TEST_F(HeapTrimmerTest, TrimsOnceWhenTheLastUserHasLeft) {
+  const auto memory = InUse(64 * kMiB);
+  TrimsBetween(0, 320);  // the next one would be five minutes later
+  EXPECT_TRUE(trimmer_.TickUnused(320 * kSecond));
+  EXPECT_TRUE(trimmer_.TickUnused(321 * kSecond)) << "it has yet to trim";
+  ASSERT_EQ(executor_.held(), 1u);
+  executor_.RunNext();
+  EXPECT_FALSE(trimmer_.TickUnused(322 * kSecond)) << "an unused daemon sleeps";
+  EXPECT_FALSE(trimmer_.TickUnused(2000 * kSecond));
+  EXPECT_EQ(executor_.held(), 0u);
+}
+
+TEST_F(HeapTrimmerTest, TrimThatBeganWhileSomebodyWasThereIsNotTheLastOne) {
+  const auto memory = InUse(64 * kMiB);
+  trimmer_.Tick(0);
+  EXPECT_TRUE(trimmer_.TickUnused(1 * kSecond));
+  ASSERT_EQ(executor_.held(), 1u);
+  executor_.RunNext();
+  EXPECT_TRUE(trimmer_.TickUnused(2 * kSecond));
+  ASSERT_EQ(executor_.held(), 1u);
+  executor_.RunNext();
+  EXPECT_FALSE(trimmer_.TickUnused(3 * kSecond));
+}
+
+TEST_F(HeapTrimmerTest, TrimsAgainWhenTheNextUserHasLeft) {
+  const auto memory = InUse(64 * kMiB);
+  EXPECT_TRUE(trimmer_.TickUnused(0));
+  executor_.RunNext();
+  EXPECT_FALSE(trimmer_.TickUnused(1 * kSecond));
+  TrimsBetween(2, 4);
+  EXPECT_TRUE(trimmer_.TickUnused(4 * kSecond));
+  EXPECT_EQ(executor_.held(), 1u);
 }
 
 TEST_F(HeapTrimmerTest, TrimsOnceAtATime) {
