@@ -1,5 +1,6 @@
 #include "daemon/base/thread.h"
 
+#include <atomic>
 #include <cstdint>
 #include <future>
 #include <system_error>
@@ -12,6 +13,8 @@
 
 namespace gradsync::daemon {
 namespace {
+
+std::atomic<bool> has_grpc{true};
 
 // After a refusal the answer is no for so long. The next attempt takes gRPC's threads again.
 constexpr std::uint64_t kRefusedNs = 100'000'000;
@@ -35,19 +38,21 @@ bool TryToStart(int count) {
 
 }  // namespace
 
+void LeaveNoThreadsToGrpc() { has_grpc.store(false); }
+
 bool CanStartThreads(int count) {
   // Two attempts at once would take each other's threads.
   static Mutex mutex;
   static std::uint64_t refused_ns = 0;  // guarded by it; 0: never
   const MutexLock lock(&mutex);
   if (refused_ns != 0 && MonotonicNowNs() < refused_ns + kRefusedNs) return false;
-  const bool can = TryToStart(count + kThreadsLeftToGrpc);
+  const bool can = TryToStart(count + (has_grpc.load() ? kThreadsLeftToGrpc : 0));
   refused_ns = can ? 0 : MonotonicNowNs();
   return can;
 }
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
-  if (!CanStartThreads(1)) return OutOfThreads();
+  if (has_grpc.load() && !CanStartThreads(1)) return OutOfThreads();
   try {
     return std::thread(std::move(body));
   } catch (const std::system_error&) {

@@ -20,6 +20,10 @@ inline constexpr int kThreadsLeftToGrpc = 8;
 // with OutOfThreads(), and the daemon goes on. Takes some 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 
+// From now on none are left to gRPC, and a thread costs no other ones. For a process that has no
+// gRPC, and whose daemon has no limit of threads with it, such as a fuzzer.
+void LeaveNoThreadsToGrpc();
+
 // True if the daemon may start so many threads now, besides the few that gRPC may need. To know it,
 // it starts all of these for some 0.2 ms. After a refusal the answer is no for 100 ms.
 bool CanStartThreads(int count);

@@ -146,7 +146,9 @@ bool ForwardingJob::OnLayoutFailed(std::uint64_t request_id, const absl::Status&
     layouts_->Failed(request_id);
     return false;
   }
-  answer(why);
+  answer(why.ok() ? MakeError(absl::StatusCode::kFailedPrecondition, reason::kMalformed,
+                              "the coordinator refused the layout without a reason")
+                  : why);
   return true;
 }
 

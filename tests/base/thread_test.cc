@@ -56,6 +56,19 @@ TEST(StartThreadTest, LeavesSomeToGrpc) {
   EXPECT_EXIT(StartWithFew(), testing::ExitedWithCode(0), "");
 }
 
+void StartWithoutGrpc() {
+  LimitThreads(1 + 1);
+  LeaveNoThreadsToGrpc();
+  auto thread = StartThread([] {});
+  if (!thread.ok()) _exit(1);
+  thread->join();
+  _exit(0);
+}
+TEST(StartThreadTest, LeavesNoneWhereThereIsNoGrpc) {
+  if (geteuid() != 0) GTEST_SKIP() << "the user's other processes would count";
+  EXPECT_EXIT(StartWithoutGrpc(), testing::ExitedWithCode(0), "");
+}
+
 void RunWithout() {
   int ran = 0;
   {

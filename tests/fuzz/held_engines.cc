@@ -6,6 +6,7 @@
 #include <iterator>
 #include <memory>
 
+#include "daemon/base/thread.h"
 #include "daemon/engine/engine.h"
 #include "tests/fuzz/check.h"
 
@@ -59,6 +60,7 @@ class HeldEngines::HeldEngine final : public Engine {
 };
 
 EngineMaker HeldEngines::Maker() {
+  LeaveNoThreadsToGrpc();  // to look for these takes ten times as long as the rest
   return [this](const EngineSpec& spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
     thread_local AtThreadEnd at_end;
     at_end.end = [this] {

@@ -57,6 +57,10 @@ class World {
       const auto claimed = sessions_.Claim(*nonce, Process(owner == Owner::kOther ? 2 : 1));
       FUZZ_CHECK(claimed.ok() == (owner == Owner::kCaller && !expired));
       FUZZ_CHECK(!sessions_.Claim(*nonce, Process(1)).ok() || owner == Owner::kOther);
+      if (owner == Owner::kNobody) {
+        // A session may have few offers, so none is left for the next message.
+        FUZZ_CHECK(expired || sessions_.Claim(*offered, Process(1)).ok());
+      }
       reply = EncodeFdReply(claimed.status(), claimed.ok() ? claimed->size() : 0);
     } else {
       // The offer is still there.

@@ -162,6 +162,22 @@ TEST_F(ForwardingJobTest, SecondLayoutOfAChannelIsRefused) {
   EXPECT_TRUE(job_->layouts().MemoryOf(launch).ok()) << "the first layout is as it was";
 }
 
+// absl::StatusOr ends the process if it is made of an OK status.
+TEST_F(ForwardingJobTest, LayoutThatFailsWithoutAReasonFails) {
+  LayoutRequest request;
+  request.request_id = 1;
+  request.spec = layout_;
+  absl::Status answer;
+  job_->RegisterLayout(job_->session(), request,
+                       [&](const auto& registration) { answer = registration.status(); });
+  v1::SessionResponse failed;
+  failed.mutable_operation_failed()->set_layout(true);
+  failed.mutable_operation_failed()->set_sequence(1);
+  failed.mutable_operation_failed()->mutable_status()->set_code(0);
+  EXPECT_FALSE(job_->Take(failed));
+  EXPECT_EQ(DetailsOf(answer).reason, "MALFORMED") << answer;
+}
+
 TEST_F(ForwardingJobTest, MessagesAreForwardedAsTheyCame) {
   std::vector<v1::SessionRequest> requests(10);
   requests[0].mutable_bucket_ready()->set_channel(1);
