@@ -370,12 +370,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a session registers its layout twice",
-        "daemon/job/layout_agreement.cc",
-        "  ranks_[rank].registered = true;\n  request.spec = LayoutSpec{};\n"
-        "  ranks_[rank].request = std::move(request);\n  return absl::OkStatus();\n}\n\n"
-        "void",
-        "  request.spec = LayoutSpec{};\n  ranks_[rank].request = std::move(request);\n"
-        "  return absl::OkStatus();\n}\n\nvoid",
+        "daemon/job/layout_set.cc",
+        "    if (layout->agreement().Registered(rank)) {\n",
+        "    if (false) {\n",
     ),
     Mutation(
         "the next session hears of a lost one's operation",
