@@ -1,11 +1,8 @@
 // Whoever reaches the peer port gets few descriptors, little memory and few engines there, and no
 // other node's job notices. The attacker calls from an address of its own.
 
-#include <arpa/inet.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -36,6 +33,7 @@
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
 #include "tests/kit/child_process.h"
+#include "tests/kit/connect.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/process_memory.h"
 #include "tests/kit/test_daemon.h"
@@ -53,30 +51,6 @@ using fault::Trainers;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 // All loopback addresses belong to this machine, so anyone may call from any of them.
 constexpr char kAttackersAddress[] = "127.0.0.9";
-
-sockaddr_in AddressOf(const std::string& host, int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<std::uint16_t>(port));
-  EXPECT_EQ(inet_pton(AF_INET, host.c_str(), &address.sin_addr), 1);
-  return address;
-}
-
-// Connects to "host:port" from this address. Invalid: it was refused.
-Descriptor Connected(const std::string& from_host, const std::string& to) {
-  const std::size_t colon = to.rfind(':');
-  Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in from = AddressOf(from_host, 0);
-  const sockaddr_in address = AddressOf(to.substr(0, colon), std::stoi(to.substr(colon + 1)));
-  if (bind(fd.get(), reinterpret_cast<const sockaddr*>(&from), sizeof(from)) != 0 ||
-      connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
-    return Descriptor();
-  }
-  // Otherwise a second small message waits for some 40 ms.
-  const int on = 1;
-  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  return fd;
-}
 
 std::size_t DescriptorsOf(const TestDaemon& daemon) {
   const std::filesystem::directory_iterator all("/proc/" + std::to_string(daemon.pid()) + "/fd");
@@ -135,7 +109,7 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
         char byte = 0;
         const bool closed =
             one.get() < 0 || recv(one.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
-        if (closed) one = Connected(kAttackersAddress, peer);
+        if (closed) one = ConnectTcp(peer, kAttackersAddress);
         if (stop) break;
       }
       full = true;
@@ -157,7 +131,7 @@ TEST_F(PeerPort, ConnectionsThatSendWithoutAPauseLetOthersIn) {
   for (int i = 0; i < 3; ++i) {
     attackers.emplace_back([&stop, peer = alpha_.Status().peer_address()] {
       while (!stop) {
-        RawHttp2 connection(Connected(kAttackersAddress, peer), 65535);
+        RawHttp2 connection(ConnectTcp(peer, kAttackersAddress), 65535);
         while (!stop && connection.connected() && connection.SendNothings()) {
         }
       }
@@ -169,7 +143,7 @@ TEST_F(PeerPort, ConnectionsThatSendWithoutAPauseLetOthersIn) {
 }
 
 TEST_F(PeerPort, ConnectionThatCallsAnUnknownMethodEnds) {
-  Descriptor connection = Connected(kAttackersAddress, alpha_.Status().peer_address());
+  Descriptor connection = ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress);
   const Descriptor reader(dup(connection.get()));
   RawHttp2 client(std::move(connection), 65535);
   ASSERT_TRUE(client.Call("/no.Service/Method", ""));
@@ -186,7 +160,7 @@ TEST_F(PeerPort, ConnectionThatCallsAnUnknownMethodEnds) {
 }
 
 TEST_F(PeerPort, ConnectionWithoutAHandshakeEnds) {
-  const Descriptor silent = Connected(kAttackersAddress, alpha_.Status().peer_address());
+  const Descriptor silent = ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress);
   char bytes[4096];
   ssize_t got = 0;
   do {
@@ -204,7 +178,7 @@ class SilentStreams {
  public:
   SilentStreams(const std::string& from, const std::string& to, std::size_t count)
       : stub_(v1::Peer::NewStub(
-            grpc::CreateInsecureChannelFromFd("peer", dup(Connected(from, to).get())))) {
+            grpc::CreateInsecureChannelFromFd("peer", dup(ConnectTcp(to, from).get())))) {
     for (std::size_t i = 0; i < count; ++i) {
       streams_.push_back(std::make_unique<Silent>());
     }
@@ -304,7 +278,7 @@ class GreetedStreams {
     constexpr std::size_t kPerConnection = 200;
     if (streams_.size() % kPerConnection == 0) {
       stubs_.push_back(v1::Peer::NewStub(
-          grpc::CreateInsecureChannelFromFd("peer", dup(Connected(from_, to_).get()))));
+          grpc::CreateInsecureChannelFromFd("peer", dup(ConnectTcp(to_, from_).get()))));
     }
     streams_.push_back(std::make_unique<Greeted>());
     Greeted& one = *streams_.back();
@@ -371,7 +345,7 @@ TEST_P(ResetCalls, TakeLittleMemory) {
   const std::string peer = alpha_.Status().peer_address();
   // The daemon looks at each connection to find the busiest ones.
   std::vector<RawHttp2> idle;
-  for (int i = 0; i < 500; ++i) idle.emplace_back(Connected("127.0.0.11", peer), 65535);
+  for (int i = 0; i < 500; ++i) idle.emplace_back(ConnectTcp(peer, "127.0.0.11"), 65535);
   // Without a limit it is gigabytes after some seconds, and the daemon ends here.
   const rlimit most{rlim_t{5} << 30, rlim_t{5} << 30};
   ASSERT_EQ(prlimit(alpha_.pid(), RLIMIT_AS, &most, nullptr), 0);
@@ -380,11 +354,11 @@ TEST_P(ResetCalls, TakeLittleMemory) {
   std::vector<std::thread> attackers;
   for (int i = 0; i < 8; ++i) {
     attackers.emplace_back([&] {
-      RawHttp2 connection(Connected(kAttackersAddress, peer), 65535);
+      RawHttp2 connection(ConnectTcp(peer, kAttackersAddress), 65535);
       while (!stop) {
         if (!connection.connected()) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
-          connection = RawHttp2(Connected(kAttackersAddress, peer), 65535);
+          connection = RawHttp2(ConnectTcp(peer, kAttackersAddress), 65535);
         }
         connection.OpenAndReset(GetParam(), 100);
       }

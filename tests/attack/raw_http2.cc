@@ -4,11 +4,11 @@
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
+
+#include "tests/kit/connect.h"
 
 namespace gradsync::attack {
 namespace {
@@ -59,19 +59,10 @@ std::string HeadersOf(const std::string& path) {
 }  // namespace
 
 RawHttp2::RawHttp2(const std::string& path, std::uint32_t window)
-    : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  if (connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) return;
-  Begin(window);
-}
+    : RawHttp2(ConnectUnix(path, SOCK_STREAM), window) {}
 
 RawHttp2::RawHttp2(Descriptor connected, std::uint32_t window) : fd_(std::move(connected)) {
-  if (fd_.get() >= 0) Begin(window);
-}
-
-void RawHttp2::Begin(std::uint32_t window) {
+  if (fd_.get() < 0) return;
   connected_ = true;
   Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
        Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(window, 4)));

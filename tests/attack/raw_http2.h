@@ -39,7 +39,6 @@ class RawHttp2 {
   void StallAndClose();
 
  private:
-  void Begin(std::uint32_t window);
   bool Send(const std::string& bytes);
 
   Descriptor fd_;

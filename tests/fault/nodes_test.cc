@@ -1,8 +1,6 @@
 // A job that spans nodes: two daemons, each on a loopback address of its own, and real trainers.
 
-#include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +17,7 @@
 #include "proto/gradsync/shared_memory.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
+#include "tests/kit/connect.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/wake_up_delay.h"
 
@@ -393,16 +392,10 @@ TEST_F(NodesTest, SilentCoordinatorIsLost) {
 TEST_F(NodesTest, GarbageOnThePeerPortEndsOnlyItsConnection) {
   const Trainers trainers = Join();
   ExpectAll(trainers, "register buckets=2 count=100");
-  const std::string address = coordinator();
   for (const std::string& garbage :
        {std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), std::string(100000, '\xff')}) {
-    const Descriptor scanner(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port =
-        htons(static_cast<std::uint16_t>(std::stoi(address.substr(address.find(':') + 1))));
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    ASSERT_EQ(connect(scanner.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+    const Descriptor scanner = ConnectTcp(coordinator());
+    ASSERT_GE(scanner.get(), 0);
     (void)send(scanner.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL);
     // The daemon may answer first, but it ends the connection.
     char answer[4096];

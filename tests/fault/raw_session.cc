@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +11,7 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "proto/gradsync/limits.h"
+#include "tests/kit/connect.h"
 #include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
@@ -46,12 +46,8 @@ std::string FdRequestBytes(const std::string& nonce) {
 
 FdAnswer AskSideSocket(const std::string& path, const std::string& bytes) {
   FdAnswer answer;
-  const Descriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0 ||
+  const Descriptor fd = ConnectUnix(path, SOCK_SEQPACKET);
+  if (fd.get() < 0 || send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0 ||
       !AwaitReadable(fd.get(), kPatienceMs)) {
     return answer;
   }

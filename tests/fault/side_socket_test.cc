@@ -1,7 +1,6 @@
 // The side socket gives descriptors once, and only to the session's own process.
 
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <cerrno>
 #include <cstring>
@@ -13,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
+#include "tests/kit/connect.h"
 #include "tests/kit/deadline.h"
 
 namespace gradsync::fault {
@@ -24,11 +24,8 @@ constexpr std::uint32_t kFailedPrecondition = 9;
 
 // Returns a connected socket of `type`.
 Descriptor Connect(const std::string& path, int type) {
-  Descriptor fd(socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  Descriptor fd = ConnectUnix(path, type);
+  EXPECT_GE(fd.get(), 0);
   return fd;
 }
 
@@ -185,11 +182,7 @@ TEST(Sockets, RefuseDescriptors) {
 
 TEST(Sockets, RefuseTheOtherSocketType) {
   TestDaemon daemon;
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, daemon.socket().c_str(), daemon.socket().size() + 1);
-  const Descriptor fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  EXPECT_NE(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  EXPECT_LT(ConnectUnix(daemon.socket(), SOCK_SEQPACKET).get(), 0);
   ExpectServesOn(daemon);
 }
 

@@ -2,7 +2,6 @@
 // other jobs go on. Runs outside Bazel's sandbox: inside it root cannot become another user.
 
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -19,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/fault/trainer.h"
 #include "tests/kit/child_process.h"
+#include "tests/kit/connect.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/test_daemon.h"
 
@@ -119,11 +119,8 @@ TEST_F(ThreadLimitTest, ANewUserIsRefused) {
   const auto trainers = JoinedTrainers(daemon, 2);  // of the daemon's user
   ExpectAll(trainers, "register buckets=2 count=1000");
   LimitTasks(daemon, Tasks() + daemon::kThreadsLeftToGrpc);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  daemon.socket().copy(address.sun_path, sizeof(address.sun_path) - 1);
-  const Descriptor newcomer(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  ASSERT_EQ(connect(newcomer.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  const Descriptor newcomer = ConnectUnix(daemon.socket(), SOCK_STREAM);
+  ASSERT_GE(newcomer.get(), 0);
   ASSERT_TRUE(AwaitReadable(newcomer.get(), kPatienceMs));
   char byte = 0;
   EXPECT_EQ(read(newcomer.get(), &byte, 1), 0) << "the daemon has closed the connection";
