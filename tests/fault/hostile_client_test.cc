@@ -7,7 +7,6 @@
 
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <string>
 
@@ -16,6 +15,7 @@
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/process_memory.h"
 
 namespace gradsync::fault {
 namespace {
@@ -27,15 +27,6 @@ void ExpectServesOn(const TestDaemon& daemon) {
   ExpectAll(trainers, "register");
   ExpectAll(trainers, "step times=2");
   ExpectAll(trainers, "leave");
-}
-
-// The peak resident size of the process.
-std::uint64_t PeakBytes(pid_t pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("VmHWM:", 0) == 0) return std::stoull(line.substr(6)) * 1024;
-  }
-  return 0;
 }
 
 bool NothingHeld(const v1::GetStatusResponse& status) { return status.arena_bytes() == 0; }
@@ -97,7 +88,7 @@ TEST(LongLayout, ComesInParts) {
 // 128 KB on the wire would be 128 MiB in the daemon.
 TEST(CompressedMessage, IsRefusedBeforeItGrows) {
   TestDaemon daemon;
-  const std::uint64_t before = PeakBytes(daemon.pid());
+  const std::uint64_t before = MemoryBytes(daemon.pid(), "VmHWM");
   const auto stub = v1::GradientSync::NewStub(
       grpc::CreateChannel("unix:" + daemon.socket(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
@@ -112,7 +103,7 @@ TEST(CompressedMessage, IsRefusedBeforeItGrows) {
     EXPECT_FALSE(response.has_session_opened());
   }
   EXPECT_FALSE(stream->Finish().ok());
-  EXPECT_LT(PeakBytes(daemon.pid()), before + (std::uint64_t{32} << 20));
+  EXPECT_LT(MemoryBytes(daemon.pid(), "VmHWM"), before + (std::uint64_t{32} << 20));
   ExpectServesOn(daemon);
 }
 
@@ -124,12 +115,8 @@ TEST(GarbageInOwnMemory, HarmsNoOtherSession) {
   ASSERT_TRUE(rank.Open(0, 2, "job").has_value());
   ASSERT_TRUE(good.Receive().ok());
   good.Begin("register buckets=2 count=10000");
-  const auto assigned = rank.Register(RawSession::LayoutRequest(2, 10'000));
-  ASSERT_TRUE(assigned.has_value());
-  const auto arena = rank.Map(*assigned, daemon.side_socket());
-  ASSERT_NE(arena, nullptr);
-  ASSERT_TRUE(rank.Mapped(assigned->channel()));
-  ASSERT_TRUE(rank.Await(v1::SessionResponse::kLayoutReady).has_value());
+  const auto layout = rank.JoinLayout(RawSession::LayoutRequest(2, 10'000), daemon.side_socket());
+  ASSERT_TRUE(layout.has_value());
   ASSERT_TRUE(good.Result().ok());
   std::mt19937 random(3);
   const auto scribble = [&random](const std::shared_ptr<RawMemory>& memory) {
@@ -138,13 +125,13 @@ TEST(GarbageInOwnMemory, HarmsNoOtherSession) {
     }
   };
   for (std::uint64_t step = 1; step <= 20; ++step) {
-    scribble(arena);
+    scribble(layout->arena);
     scribble(rank.semaphores());
     good.Begin("step");
-    ASSERT_TRUE(rank.Ready(assigned->channel(), step, {0, 1}));
+    ASSERT_TRUE(rank.Ready(layout->channel, step, {0, 1}));
     scribble(rank.semaphores());
-    scribble(arena);
-    ASSERT_TRUE(rank.EndStep(assigned->channel(), step));
+    scribble(layout->arena);
+    ASSERT_TRUE(rank.EndStep(layout->channel, step));
     const auto done = rank.Await(v1::SessionResponse::kStepDone);
     ASSERT_TRUE(done.has_value());
     // The daemon's verdict does not depend on the semaphore words.
@@ -158,7 +145,7 @@ TEST(GarbageInOwnMemory, HarmsNoOtherSession) {
 
 TEST(SilentReader, IsDisconnectedAndTheDaemonStaysSmall) {
   TestDaemon daemon;
-  const std::uint64_t before = PeakBytes(daemon.pid());
+  const std::uint64_t before = MemoryBytes(daemon.pid(), "VmHWM");
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
   v1::SessionRequest query;
@@ -167,7 +154,7 @@ TEST(SilentReader, IsDisconnectedAndTheDaemonStaysSmall) {
   int sent = 0;
   while (sent < 300'000 && rank.Send(query)) ++sent;
   EXPECT_LT(sent, 300'000) << "the daemon must stop a client that reads no answers";
-  EXPECT_LT(PeakBytes(daemon.pid()) - before, 100u << 20);
+  EXPECT_LT(MemoryBytes(daemon.pid(), "VmHWM") - before, 100u << 20);
   EXPECT_NE(rank.End().code, 0);
   EXPECT_TRUE(daemon.AwaitStatus(NothingHeld));
   EXPECT_THAT(daemon.Log(), testing::HasSubstr("it left 16384 messages unread"));
@@ -180,21 +167,17 @@ TEST(SilentReader, IsDisconnectedForUnreadBytesByName) {
   constexpr std::size_t kBuckets = 4096;
   constexpr std::uint64_t kSteps = 400;
   TestDaemon daemon;
-  const std::uint64_t before = PeakBytes(daemon.pid());
+  const std::uint64_t before = MemoryBytes(daemon.pid(), "VmHWM");
   RawSession rank(daemon.socket());
   ASSERT_TRUE(rank.Open(0, 1, "job").has_value());
-  const auto assigned = rank.Register(RawSession::LayoutRequest(kBuckets, 1));
-  ASSERT_TRUE(assigned.has_value());
-  const auto arena = rank.Map(*assigned, daemon.side_socket());
-  ASSERT_NE(arena, nullptr);
-  ASSERT_TRUE(rank.Mapped(assigned->channel()));
-  ASSERT_TRUE(rank.Await(v1::SessionResponse::kLayoutReady).has_value());
+  const auto layout = rank.JoinLayout(RawSession::LayoutRequest(kBuckets, 1), daemon.side_socket());
+  ASSERT_TRUE(layout.has_value());
   for (std::uint64_t step = 1; step <= kSteps; ++step) {
-    if (!rank.EndStep(assigned->channel(), step, /*ready_rest=*/true)) break;
+    if (!rank.EndStep(layout->channel, step, /*ready_rest=*/true)) break;
   }
   EXPECT_TRUE(daemon.AwaitStatus(NothingHeld))
       << "the session ends although the client reads nothing";
-  EXPECT_LT(PeakBytes(daemon.pid()) - before, 300u << 20);
+  EXPECT_LT(MemoryBytes(daemon.pid(), "VmHWM") - before, 300u << 20);
   EXPECT_NE(rank.End().code, 0);
   EXPECT_THAT(daemon.Log(), testing::HasSubstr("67108864 bytes are allowed"));
   ExpectServesOn(daemon);
@@ -209,16 +192,12 @@ TEST(SilentReader, DoesNotDelayOtherRanks) {
   ASSERT_TRUE(rank.Open(0, 2, "job").has_value());
   ASSERT_TRUE(good.Receive().ok());
   good.Begin("register buckets=1 count=10");
-  const auto assigned = rank.Register(RawSession::LayoutRequest(1, 10));
-  ASSERT_TRUE(assigned.has_value());
-  const auto arena = rank.Map(*assigned, daemon.side_socket());
-  ASSERT_NE(arena, nullptr);
-  ASSERT_TRUE(rank.Mapped(assigned->channel()));
-  ASSERT_TRUE(rank.Await(v1::SessionResponse::kLayoutReady).has_value());
+  const auto layout = rank.JoinLayout(RawSession::LayoutRequest(1, 10), daemon.side_socket());
+  ASSERT_TRUE(layout.has_value());
   ASSERT_TRUE(good.Result().ok());
   for (std::uint64_t step = 1; step <= 200; ++step) {
-    ASSERT_TRUE(rank.Ready(assigned->channel(), step, {0}));
-    ASSERT_TRUE(rank.EndStep(assigned->channel(), step));
+    ASSERT_TRUE(rank.Ready(layout->channel, step, {0}));
+    ASSERT_TRUE(rank.EndStep(layout->channel, step));
     const Reply reply = good.Do("step");
     ASSERT_EQ(reply.code, "WRONG") << "zeros were added, but the step is complete: " << reply;
   }

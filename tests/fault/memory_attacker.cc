@@ -128,11 +128,6 @@ class RawCall {
   bool ended_ = false;
 };
 
-// "X-fd.sock" of "X.sock".
-std::string SideSocketOf(const std::string& socket) {
-  return socket.substr(0, socket.size() - std::string(".sock").size()) + "-fd.sock";
-}
-
 std::size_t Number(const char* text) { return std::strtoull(text, nullptr, 10); }
 
 void Report(std::size_t ended, const grpc::Status& status) {
@@ -308,20 +303,14 @@ struct Registering {
     for (bool first = true;; first = false) {
       RawStatus ignored;
       const auto session = OpenJob(socket, number, /*world_size=*/1, /*coordinator=*/"", &ignored);
-      std::shared_ptr<RawMemory> arena;
-      std::uint32_t channel = 0;
+      std::optional<RawLayout> layout;
       if (session != nullptr) {
-        const auto assigned = session->Register(RawSession::LayoutRequest(kBuckets, 1));
-        if (assigned.has_value()) {
-          channel = assigned->channel();
-          arena = session->Map(*assigned, side_socket);
-        }
+        layout = session->JoinLayout(RawSession::LayoutRequest(kBuckets, 1), side_socket);
       }
-      const bool ready = arena != nullptr && session->Mapped(channel) &&
-                         session->Await(v1::SessionResponse::kLayoutReady).has_value();
       if (first && ++begun == sessions) Ready();
       std::uint64_t steps = 0;
-      while (ready && session->EndStep(channel, steps + 1, /*ready_rest=*/true)) {
+      while (layout.has_value() &&
+             session->EndStep(layout->channel, steps + 1, /*ready_rest=*/true)) {
         if (++steps == kSteps && first) end_round();
       }
       if (steps < kSteps && first) end_round();

@@ -44,6 +44,10 @@ std::string FdRequestBytes(const std::string& nonce) {
   return std::string(reinterpret_cast<const char*>(&request), sizeof(request));
 }
 
+std::string SideSocketOf(const std::string& socket) {
+  return socket.substr(0, socket.size() - std::string(".sock").size()) + "-fd.sock";
+}
+
 FdAnswer AskSideSocket(const std::string& path, const std::string& bytes) {
   FdAnswer answer;
   const Descriptor fd = ConnectUnix(path, SOCK_SEQPACKET);
@@ -210,6 +214,18 @@ bool RawSession::Mapped(std::uint32_t channel) {
   v1::SessionRequest request;
   request.mutable_arena_mapped()->set_channel(channel);
   return Send(request);
+}
+
+std::optional<RawLayout> RawSession::JoinLayout(const v1::SessionRequest& request,
+                                                const std::string& side_socket) {
+  const auto assigned = Register(request);
+  if (!assigned.has_value()) return std::nullopt;
+  RawLayout layout{assigned->channel(), Map(*assigned, side_socket)};
+  if (layout.arena == nullptr || !Mapped(layout.channel) ||
+      !Await(v1::SessionResponse::kLayoutReady).has_value()) {
+    return std::nullopt;
+  }
+  return layout;
 }
 
 bool RawSession::Ready(std::uint32_t channel, std::uint64_t step,

@@ -39,6 +39,8 @@ struct FdAnswer {
 FdAnswer AskSideSocket(const std::string& path, const std::string& bytes);
 // A well-formed FdRequest.
 std::string FdRequestBytes(const std::string& nonce);
+// "X-fd.sock" of "X.sock".
+std::string SideSocketOf(const std::string& socket);
 
 // A shared mapping of a memfd.
 class RawMemory {
@@ -58,6 +60,12 @@ class RawMemory {
   Descriptor fd_;
   std::size_t bytes_;
   char* data_;
+};
+
+// A rank's layout that is ready for steps.
+struct RawLayout {
+  std::uint32_t channel = 0;
+  std::shared_ptr<RawMemory> arena;
 };
 
 // One session stream on a connection of its own. A read fails at the deadline of the call. Not
@@ -96,6 +104,9 @@ class RawSession {
   // The semaphores of the last Map().
   const std::shared_ptr<RawMemory>& semaphores() const { return semaphores_; }
   bool Mapped(std::uint32_t channel);
+  // Registers the layout, maps its memory and waits until all ranks have. Nothing on failure.
+  std::optional<RawLayout> JoinLayout(const v1::SessionRequest& request,
+                                      const std::string& side_socket);
   bool Ready(std::uint32_t channel, std::uint64_t step, const std::vector<std::uint32_t>& buckets);
   bool EndStep(std::uint32_t channel, std::uint64_t step, bool ready_rest = false);
 
