@@ -4,8 +4,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
-#include <sstream>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -41,21 +39,13 @@ void LetEveryoneIn(const TestDaemon& daemon) {
   }
 }
 
-Attacker::Attacker(std::vector<std::string> command) {
-  Program program(std::move(command));
+Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user,
+                   const std::string& peer) {
+  Program program({"tests/attack/attacker", "--attack=" + attack, "--socket=" + daemon.socket(),
+                   "--uid=" + std::to_string(user), "--peer=" + peer});
   ready_ = program.answers->Next(kPatienceMs) == "READY";
   lifeline_ = std::move(program.commands);
   process_ = std::move(program.process);
-}
-
-Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user)
-    : Attacker({"tests/attack/attacker", "--attack=" + attack, "--socket=" + daemon.socket(),
-                "--uid=" + std::to_string(user)}) {}
-
-Attacker Attacker::OfPorts(const TestDaemon& daemon, const std::string& attack) {
-  return Attacker({"tests/attack/port_attacker", "--attack=" + attack,
-                   "--socket=" + daemon.socket(), "--peer=" + daemon.Status().peer_address(),
-                   "--uid=" + std::to_string(kAttacker)});
 }
 
 InnocentJob::InnocentJob(const TestDaemon& daemon, const std::vector<std::string>& options,

@@ -23,14 +23,12 @@ void LetEveryoneIn(const TestDaemon& daemon);
 // Runs an attack of attacker.cc, from when it is at its full strength to the destructor.
 class Attacker {
  public:
-  Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user = kAttacker);
-  // One of port_attacker.cc. The daemon has a peer port.
-  static Attacker OfPorts(const TestDaemon& daemon, const std::string& attack);
+  // `peer`: where other nodes reach the daemon, for an attack that goes there.
+  Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user = kAttacker,
+           const std::string& peer = "");
   bool ready() const { return ready_; }
 
  private:
-  explicit Attacker(std::vector<std::string> command);
-
   Descriptor lifeline_;
   std::unique_ptr<ChildProcess> process_;
   bool ready_ = false;

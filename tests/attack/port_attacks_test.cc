@@ -29,7 +29,7 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   ASSERT_TRUE(job.ready() && job_across.ready());
   ASSERT_EQ(job_across.Run(20).error, "") << "before the attack";
 
-  const Attacker attacker = Attacker::OfPorts(daemon, GetParam());
+  const Attacker attacker(daemon, GetParam(), kAttacker, daemon.Status().peer_address());
   ASSERT_TRUE(attacker.ready());
   for (InnocentJob* const one : {&job, &job_across}) {
     const StepTimes attacked = one->Run(200);

@@ -85,27 +85,20 @@ def test_an_attacker_that_fails_is_a_fault_by_name():
     ]
 
 
-def test_attacks_are_those_that_the_programs_list(tmp_path):
-    def lists(name, attacks):
-        program = tmp_path / name
-        program.write_text(f"#!/bin/sh\n[ $1 = --list ] && printf '{attacks}'\n")
-        program.chmod(0o755)
-        return str(program)
-
-    programs = {
-        "attacker": lists("attacker", "flood\\n"),
-        "port_attacker": lists("port_attacker", "peer_flood\\n"),
-        "memory_attacker": "/bin/memory_attacker",
-    }
+def test_attacks_are_those_that_the_program_lists(tmp_path):
+    program = tmp_path / "attacker"
+    program.write_text("#!/bin/sh\n[ $1 = --list ] && printf 'flood\\npeer_flood\\n'\n")
+    program.chmod(0o755)
+    programs = {"attacker": str(program), "memory_attacker": "/bin/memory_attacker"}
     attacks = attacks_of(programs, "/x.sock", "127.0.0.1:7", 12)
     assert attacks["flood"] == [
-        programs["attacker"],
+        str(program),
         "--attack=flood",
         "--socket=/x.sock",
         "--peer=127.0.0.1:7",
         "--uid=12",
     ]
-    assert attacks["peer_flood"][0] == programs["port_attacker"]
+    assert attacks["peer_flood"][1] == "--attack=peer_flood"
     assert attacks["unread_answers"] == ["/bin/memory_attacker", "/x.sock", "unread", "16"]
 
 

@@ -129,22 +129,17 @@ def attacks_of(
     """All attacks on a daemon: name and command line.
 
     Args:
-      programs: attacker, port_attacker and memory_attacker.
+      programs: attacker and memory_attacker.
       socket: of the daemon.
       peer: "host:port" where other nodes reach it.
       uid: of the attacker, except on the peer port.
     """
-    attacks = {}
-    for program in (programs["attacker"], programs["port_attacker"]):
-        listed = subprocess.run([program, "--list"], capture_output=True, text=True, check=True)
-        for name in listed.stdout.split():
-            attacks[name] = [
-                program,
-                f"--attack={name}",
-                f"--socket={socket}",
-                f"--peer={peer}",
-                f"--uid={uid}",
-            ]
+    program = programs["attacker"]
+    listed = subprocess.run([program, "--list"], capture_output=True, text=True, check=True)
+    attacks = {
+        name: [program, f"--attack={name}", f"--socket={socket}", f"--peer={peer}", f"--uid={uid}"]
+        for name in listed.stdout.split()
+    }
     for name, words in _MEMORY_ATTACKS.items():
         attacks[name] = [programs["memory_attacker"], socket, *words]
     return attacks

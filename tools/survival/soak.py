@@ -235,7 +235,6 @@ def run(options: argparse.Namespace) -> int:
     """Runs the rounds. Returns the exit status."""
     programs = {
         "attacker": find_program("tests/attack/attacker"),
-        "port_attacker": find_program("tests/attack/port_attacker"),
         "memory_attacker": find_program("tests/fault/memory_attacker"),
         "innocent": find_program("tests/attack/innocent"),
     }

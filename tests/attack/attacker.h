@@ -1,0 +1,41 @@
+// What the attacks of attacker.cc share.
+
+#ifndef TESTS_ATTACK_ATTACKER_H_
+#define TESTS_ATTACK_ATTACKER_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace gradsync::attack {
+
+// What an attack uses. Constant.
+struct Target {
+  std::string socket;
+  std::string side_socket;
+  std::string peer;        // "host:port" where other nodes reach the daemon
+  std::uint32_t user = 0;  // in whose name it says Hello there
+};
+
+// `run` goes on until the process ends.
+struct Attack {
+  std::function<void(const Target&)> run;
+  bool on_peer_port = false;
+};
+using Attacks = std::map<std::string, Attack>;  // by name
+
+Attacks ConnectionAttacks();  // connection_attacks.cc
+Attacks SessionAttacks();     // session_attacks.cc
+
+// Runs `attack` on each of so many threads. Prints READY when each has called `begun`, which it may
+// do again.
+using Begun = std::function<void()>;
+[[noreturn]] void OnThreads(int threads,
+                            const std::function<void(int thread, const Begun& begun)>& attack);
+// Runs `round` over and over on each of so many threads. Prints READY when each has run it once.
+[[noreturn]] void Repeat(int threads, const std::function<void(int thread)>& round);
+
+}  // namespace gradsync::attack
+
+#endif  // TESTS_ATTACK_ATTACKER_H_

@@ -1,0 +1,284 @@
+// Attacks with connections and calls that belong to no session: on the daemon's socket, on its side
+// socket, and on its peer port.
+
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gradsync/shared_memory.h"
+#include "gradsync/v1/introspection.grpc.pb.h"
+#include "gradsync/v1/peer.grpc.pb.h"
+#include "tests/attack/attacker.h"
+#include "tests/attack/raw_http2.h"
+#include "tests/fault/raw_session.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/connect.h"
+
+namespace gradsync::attack {
+namespace {
+
+// All loopback addresses belong to this machine, so anyone may call from any of them.
+constexpr char kOwnAddress[] = "127.0.0.9";
+constexpr std::chrono::milliseconds kPace(1);  // between two attempts that may fail
+constexpr char kSession[] = "/gradsync.v1.GradientSync/Session";
+constexpr char kStatus[] = "/gradsync.v1.Introspection/GetStatus";
+constexpr char kHealth[] = "/grpc.health.v1.Health/Check";
+constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+constexpr char kUnknown[] = "/no.Service/Method";
+
+void RaiseDescriptorLimit() {
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// ---- Connections that say nothing
+
+// As many as it can get, up to `count`, and a new one for each that the daemon closes.
+[[noreturn]] void HoldConnections(std::size_t count, const std::function<Descriptor()>& connect) {
+  RaiseDescriptorLimit();
+  std::vector<Descriptor> open(count);
+  Repeat(1, [&](int) {
+    for (Descriptor& one : open) {
+      char byte = 0;
+      const bool closed = one.get() < 0 || recv(one.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+      if (closed) one = connect();
+    }
+    std::this_thread::sleep_for(kPace);
+  });
+}
+
+// It does not wait if the listener's queue is full: then nobody else gets in either.
+void Connections(const Target& target) {
+  HoldConnections(2000, [&] { return ConnectUnix(target.socket, SOCK_STREAM | SOCK_NONBLOCK); });
+}
+
+void SideConnections(const Target& target, std::size_t count) {
+  HoldConnections(count,
+                  [&] { return ConnectUnix(target.side_socket, SOCK_SEQPACKET | SOCK_NONBLOCK); });
+}
+
+void PeerConnections(const Target& target) {
+  HoldConnections(1500, [&] { return ConnectTcp(target.peer, kOwnAddress); });
+}
+
+// ---- Calls
+
+std::shared_ptr<grpc::Channel> ConnectionTo(const Target& target) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel("unix:" + target.socket, grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+// Opens streams of reflection and says nothing on them: 32 on each of four connections.
+void ReflectionStreams(const Target& target) {
+  OnThreads(4, [&](int, const Begun& begun) {
+    const auto channel = ConnectionTo(target);
+    channel->WaitForConnected(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    grpc::GenericStub stub(channel);
+    grpc::CompletionQueue queue;
+    std::vector<grpc::ClientContext> contexts(32);
+    std::vector<std::unique_ptr<grpc::GenericClientAsyncReaderWriter>> streams;
+    for (grpc::ClientContext& context : contexts) {
+      streams.push_back(stub.PrepareCall(&context, kReflection, &queue));
+      streams.back()->StartCall(nullptr);
+      void* tag = nullptr;
+      bool ok = false;
+      queue.Next(&tag, &ok);
+    }
+    begun();
+    for (;;) pause();
+  });
+}
+
+// Asks everything that can be asked and reads no answer, with a window of 0 bytes; again whenever
+// the daemon has ended a connection.
+void ZeroWindow(const Target& target) {
+  std::vector<std::unique_ptr<RawHttp2>> connections(32);
+  Repeat(1, [&](int) {
+    for (auto& connection : connections) {
+      if (connection != nullptr && connection->Call(kStatus, "")) continue;
+      connection = std::make_unique<RawHttp2>(target.socket, /*window=*/0);
+      for (int i = 0; i < 8; ++i) {
+        connection->Call(kStatus, "");
+        connection->Call("/gradsync.v1.Introspection/GetStats", "");
+        connection->Call(kHealth, "");
+        connection->Call("/grpc.health.v1.Health/Watch", "");
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the pace of the attack
+  });
+}
+
+// Asks for the status without a pause, on eight connections.
+void StatusFlood(const Target& target) {
+  OnThreads(8, [&](int, const Begun& begun) {
+    const auto stub = v1::Introspection::NewStub(ConnectionTo(target));
+    for (;; begun()) {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(1));
+      v1::GetStatusResponse response;
+      stub->GetStatus(&context, {}, &response);
+    }
+  });
+}
+
+// More streams than one address may have. Each says Hello, or nothing, and then no more; again
+// whenever the daemon has ended it.
+void PeerStreams(const Target& target, bool greet) {
+  OnThreads(84, [&](int thread, const Begun& begun) {
+    v1::AttachRequest message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_protocol(1);
+    hello.set_instance(std::string(16, 'x'));
+    hello.set_node_name("attacker");
+    hello.set_uid(target.user);
+    hello.set_job_id("attack" + std::to_string(thread));
+    hello.set_staging_bytes(32u << 20);
+    for (;;) {
+      const Descriptor fd = ConnectTcp(target.peer, kOwnAddress);
+      if (fd.get() < 0) {
+        begun();
+        std::this_thread::sleep_for(kPace);
+        continue;
+      }
+      const auto stub = v1::Peer::NewStub(grpc::CreateInsecureChannelFromFd("peer", dup(fd.get())));
+      grpc::ClientContext context;
+      const auto stream = stub->Attach(&context);
+      if (greet) stream->Write(message);
+      begun();
+      v1::AttachResponse answer;
+      while (stream->Read(&answer)) {
+      }
+      stream->Finish();
+    }
+  });
+}
+
+// Asks for memory with nonces that nobody has, and with packets that mean nothing.
+void SideRequests(const Target& target) {
+  Repeat(4, [&](int thread) {
+    const std::string packet = thread % 2 == 0
+                                   ? fault::FdRequestBytes(std::string(kNonceBytes, 'x'))
+                                   : std::string(100'000, 'y');
+    fault::AskSideSocket(target.side_socket, packet);
+  });
+}
+
+// ---- Frames made by hand
+
+using Connect = std::function<RawHttp2()>;
+Connect ToSocket(const Target& target) {
+  return [path = target.socket] { return RawHttp2(path, 65535); };
+}
+Connect ToPeer(const Target& target) {
+  return [peer = target.peer] { return RawHttp2(ConnectTcp(peer, kOwnAddress), 65535); };
+}
+
+// Acts on so many connections without a pause, and connects again when the daemon has ended one.
+void OnConnections(int connections, const Connect& connect,
+                   const std::function<void(RawHttp2*)>& act) {
+  OnThreads(connections, [&](int, const Begun& begun) {
+    for (;;) {
+      for (RawHttp2 connection = connect(); connection.connected(); begun()) act(&connection);
+      begun();  // it may have been refused
+      std::this_thread::sleep_for(kPace);
+    }
+  });
+}
+
+// Opens calls and resets them at once, as fast as it can (CVE-2023-44487).
+void Reset(const Connect& connect, const std::string& method) {
+  OnConnections(8, connect, [&](RawHttp2* connection) { connection->OpenAndReset(method, 100); });
+}
+
+// Sends frames that mean nothing.
+void Nothings(const Connect& connect) {
+  OnConnections(2, connect, [](RawHttp2* connection) { connection->SendNothings(); });
+}
+
+// The same as Reset(), but each connection sends what its buffer takes, and then no more. The
+// daemon's accept loop sees its end while gRPC still reads it.
+void ResetAndClose(const Target& target, const std::string& method) {
+  OnThreads(8, [&](int, const Begun& begun) {
+    for (std::deque<RawHttp2> closed;; begun()) {
+      closed.emplace_back(target.socket, 65535).ResetAndClose(method);
+      if (closed.size() > 60) closed.pop_front();
+    }
+  });
+}
+
+// Opens connections whose answers it does not read, says that nothing more comes, and keeps them.
+void StallAndClose(const Target& target) {
+  RaiseDescriptorLimit();
+  OnThreads(4, [&](int, const Begun& begun) {
+    for (std::deque<RawHttp2> closed;;) {
+      closed.emplace_back(target.socket, 65535).StallAndClose();
+      if (closed.size() > 750) begun();
+      if (closed.size() > 1000) closed.pop_front();
+    }
+  });
+}
+
+// Sends 3 GiB of long frames that mean nothing without a pause, lets the daemon read all of it, and
+// goes on. gRPC 1.51 makes room for as much as it has read since its last pause: it takes as much
+// memory, and from 2 GiB on it aborts.
+void Bulk(const Target& target) {
+  constexpr int kMiB = 3 << 10;
+  Repeat(1, [&](int) {
+    RawHttp2 connection(target.socket, 65535);
+    for (int i = 0; i < kMiB && connection.SendBulk(); ++i) {
+    }
+    while (connection.unsent() > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pause
+    }
+    connection.SendBulk();
+    connection.SendBulk();
+  });
+}
+
+}  // namespace
+
+Attacks ConnectionAttacks() {
+  constexpr bool kOnPeerPort = true;
+  return {
+      {"connections", {Connections}},
+      {"side_clients", {[](const Target& t) { SideConnections(t, 64); }}},  // as many as a user may
+      {"side_connections", {[](const Target& t) { SideConnections(t, 2000); }}},
+      {"peer_connections", {PeerConnections, kOnPeerPort}},
+      {"reflection_streams", {ReflectionStreams}},
+      {"zero_window", {ZeroWindow}},
+      {"status_flood", {StatusFlood}},
+      {"peer_silent_streams",
+       {[](const Target& t) { PeerStreams(t, /*greet=*/false); }, kOnPeerPort}},
+      {"peer_greeted_streams",
+       {[](const Target& t) { PeerStreams(t, /*greet=*/true); }, kOnPeerPort}},
+      {"side_requests", {SideRequests}},
+      {"reset_sessions", {[](const Target& t) { Reset(ToSocket(t), kSession); }}},
+      {"reset_questions", {[](const Target& t) { Reset(ToSocket(t), kHealth); }}},
+      {"reset_unknown", {[](const Target& t) { Reset(ToSocket(t), kUnknown); }}},
+      {"peer_reset_attach",
+       {[](const Target& t) { Reset(ToPeer(t), "/gradsync.v1.Peer/Attach"); }, kOnPeerPort}},
+      {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
+      {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
+      {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
+      {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},
+      {"bulk", {Bulk}},
+      {"stall_and_close", {StallAndClose}},
+  };
+}
+
+}  // namespace gradsync::attack

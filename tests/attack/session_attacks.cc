@@ -1,0 +1,177 @@
+// Attacks with sessions: trainers that make the daemon work.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <iostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gradsync/v1/gradsync.pb.h"
+#include "tests/attack/attacker.h"
+#include "tests/fault/raw_session.h"
+
+namespace gradsync::attack {
+namespace {
+
+using fault::RawSession;
+
+// Opens a session and joins layouts, one after the other. Returns their channels, or nothing if
+// that fails.
+std::vector<std::uint32_t> Join(const Target& target, const v1::SessionRequest& open,
+                                const std::vector<v1::SessionRequest>& layouts, RawSession* rank) {
+  std::vector<std::uint32_t> channels;
+  if (rank->Send(open) && rank->Await(v1::SessionResponse::kSessionOpened).has_value()) {
+    for (const v1::SessionRequest& layout : layouts) {
+      const auto joined = rank->JoinLayout(layout, target.side_socket);
+      if (!joined.has_value()) break;
+      channels.push_back(joined->channel);
+    }
+  }
+  if (channels.size() == layouts.size()) return channels;
+  std::cerr << "attacker: could not join" << std::endl;
+  return {};
+}
+
+// Jobs of `world` ranks each that step without a pause.
+void Steps(const Target& target, int jobs, std::uint32_t world, std::size_t buckets,
+           std::uint64_t count) {
+  OnThreads(jobs * static_cast<int>(world), [&](int thread, const Begun& begun) {
+    const auto number = static_cast<std::uint32_t>(thread);
+    const auto open =
+        RawSession::OpenRequest(number % world, world, "attack" + std::to_string(number / world));
+    RawSession rank(target.socket);
+    const auto channels = Join(target, open, {RawSession::LayoutRequest(buckets, count)}, &rank);
+    begun();
+    for (std::uint64_t step = 1; !channels.empty(); ++step) {
+      if (!rank.EndStep(channels[0], step, /*ready_rest=*/true)) return;
+      if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) return;
+    }
+  });
+}
+
+// The most ranks and buckets of a layout: its void step has 131,072 done words.
+constexpr std::uint32_t kVoidRanks = 32;
+constexpr std::size_t kVoidBuckets = 4096;
+
+// Makes such steps void while one of their buckets is reduced, without a pause.
+void AbandonedSteps(const Target& target) {
+  v1::SessionRequest layout = RawSession::LayoutRequest(kVoidBuckets, 1);
+  layout.mutable_register_layout()->mutable_explicit_buckets(0)->set_count(64 << 10);
+  std::atomic<std::uint64_t> marks{0};
+  OnThreads(kVoidRanks, [&](int thread, const Begun& begun) {
+    const auto number = static_cast<std::uint32_t>(thread);
+    RawSession rank(target.socket);
+    const auto channels =
+        Join(target, RawSession::OpenRequest(number, kVoidRanks, "abandoned"), {layout}, &rank);
+    begun();
+    for (std::uint64_t step = 1; !channels.empty(); ++step) {
+      // Rank 0 marks last, and abandons the step that the reduce threads then work at.
+      while (number == 0 && marks < (kVoidRanks - 1) * step) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));  // the pace of the attack
+      }
+      if (!rank.Ready(channels[0], step, {0})) return;
+      if (number > 0) ++marks;
+      v1::SessionRequest abandon;
+      abandon.mutable_abandon_step()->set_channel(channels[0]);
+      abandon.mutable_abandon_step()->set_step(step);
+      if (number == 0 && !rank.Send(abandon)) return;
+      if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) return;
+    }
+  });
+}
+
+// Begins such steps, on eight layouts at once, and lets them time out after a millisecond.
+void ShortTimeouts(const Target& target) {
+  std::vector<v1::SessionRequest> layouts;
+  for (int i = 0; i < 8; ++i) {
+    layouts.push_back(RawSession::LayoutRequest(kVoidBuckets, 1, "layout" + std::to_string(i)));
+  }
+  OnThreads(kVoidRanks, [&](int thread, const Begun& begun) {
+    const auto number = static_cast<std::uint32_t>(thread);
+    RawSession rank(target.socket);
+    auto open = RawSession::OpenRequest(number, kVoidRanks, "timeouts");
+    open.mutable_open_session()->mutable_options()->set_step_timeout_ms(1);
+    const auto channels = Join(target, open, layouts, &rank);
+    begun();
+    for (std::uint64_t step = 1; !channels.empty(); ++step) {
+      for (const std::uint32_t channel : channels) {
+        if (number == 0 && !rank.Ready(channel, step, {0})) return;
+      }
+      for (std::size_t done = 0; done < channels.size(); ++done) {
+        if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) return;
+      }
+    }
+  });
+}
+
+// Registers, maps and releases a layout of 64 MiB without a pause, in each of four sessions.
+void Mapping(const Target& target) {
+  OnThreads(4, [&](int thread, const Begun& begun) {
+    RawSession rank(target.socket);
+    const bool opened = rank.Open(0, 1, "mapping" + std::to_string(thread)).has_value();
+    begun();
+    while (opened) {
+      const auto layout =
+          rank.JoinLayout(RawSession::LayoutRequest(1, 16 << 20), target.side_socket);
+      if (!layout.has_value()) return;
+      v1::SessionRequest release;
+      release.mutable_release_layout()->set_channel(layout->channel);
+      if (!rank.Send(release)) return;
+    }
+  });
+}
+
+// Frees the pages of its arena all the time, while it maps it, while the daemon checks it and in a
+// step. Begins again when the daemon has ended the session.
+void PunchedHoles(const Target& target) {
+  Repeat(4, [&](int thread) {
+    RawSession rank(target.socket);
+    if (!rank.Open(0, 1, "holes" + std::to_string(thread)).has_value()) return;
+    const auto assigned = rank.Register(RawSession::LayoutRequest(4, 1 << 20));
+    if (!assigned.has_value()) return;
+    const auto arena = rank.Map(*assigned, target.side_socket, /*populate=*/false);
+    if (arena == nullptr || arena->data() == nullptr) return;
+    rank.semaphores()->Populate();
+    std::atomic<bool> punching{true};
+    std::thread puncher([&] {
+      while (punching) {
+        fallocate(arena->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  static_cast<off_t>(arena->size()));
+      }
+    });
+    madvise(arena->data(), arena->size(), MADV_POPULATE_WRITE);
+    if (thread % 2 == 0) arena->Seal();  // else the daemon may see that it is not sealed
+    if (rank.Mapped(assigned->channel()) &&
+        rank.Await(v1::SessionResponse::kLayoutReady).has_value() &&
+        rank.EndStep(assigned->channel(), 1, /*ready_rest=*/true)) {
+      rank.Await(v1::SessionResponse::kStepDone);
+    }
+    punching = false;
+    puncher.join();
+  });
+}
+
+}  // namespace
+
+Attacks SessionAttacks() {
+  return {
+      // Many small buckets: each alone would be reduced on the thread that reads the message.
+      {"inline_reductions", {[](const Target& t) { Steps(t, 2, 1, 4096, 64 << 10); }}},
+      // Much to tell and little to reduce.
+      {"tiny_buckets", {[](const Target& t) { Steps(t, 2, 4, 4096, 1); }}},
+      {"many_sessions", {[](const Target& t) { Steps(t, 32, 1, 256, 256); }}},
+      // Long slices of the reduce threads.
+      {"large_buckets", {[](const Target& t) { Steps(t, 2, 4, 4, 2 << 20); }}},
+      {"mapping", {Mapping}},
+      {"abandoned_steps", {AbandonedSteps}},
+      {"short_timeouts", {ShortTimeouts}},
+      {"punched_holes", {PunchedHoles}},
+  };
+}
+
+}  // namespace gradsync::attack
