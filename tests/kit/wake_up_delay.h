@@ -9,9 +9,8 @@ namespace gradsync {
 
 // Returns (bound_ns + 10 * d) * n. d is a delay with which a sleeping thread of this process has
 // woken up since `since_ns`. n is the number of threads that wanted each core in that time, at
-// least
-// 1. On an idle machine that adds about 1 ms. On a busy one it adds what the kernel alone costs: a
-// message passes through about ten threads. Each has to wake up, and then shares its core.
+// least 1. On an idle machine that adds about 1 ms. On a busy one it adds what the kernel alone
+// costs: a message passes through about ten threads. Each has to wake up, and then shares its core.
 //
 // `share`: how many of the measured times keep the bound: 1 all, 0.5 a median. With 1, d is the
 // longest delay. Else it is one that so few wake-ups exceed that ten in a row keep below it with
