@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "daemon/base/logging.h"
 #include "daemon/base/mutex.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/soon.h"
 #include "tests/kit/temporary_directory.h"
 
 namespace gradsync::daemon {
@@ -86,6 +88,33 @@ TEST(PeerListenerTest, ClosesConnectionsThatAreTooMany) {
   EXPECT_TRUE(accepted.Await(2));
   char byte = 0;
   EXPECT_EQ(recv(three.get(), &byte, 1, 0), 0) << "the listener has closed it";
+}
+
+// gRPC reads a new connection for as long as there is something to read. Meanwhile the listener
+// accepts no other one.
+TEST(PeerListenerTest, EndsAConnectionThatTakesTooLong) {
+  std::atomic<int> connected{0};
+  auto listener = PeerListener::Listen(Loopback(0));
+  ASSERT_TRUE(listener.ok());
+  (*listener)->Start([&](UniqueFd connection) {
+    ++connected;
+    fcntl(connection.get(), F_SETFL, 0);  // recv() waits
+    char byte = 0;
+    while (recv(connection.get(), &byte, 1, 0) > 0) {
+    }
+  });
+  const UniqueFd slow = MakeSocket(), next = MakeSocket();
+  EXPECT_TRUE(Connect(slow, (*listener)->port()));
+  EXPECT_TRUE(Connect(next, (*listener)->port()));
+  ASSERT_TRUE(Soon([&] { return connected == 1; }));
+  (*listener)->EndSlow(/*limit_ns=*/std::uint64_t{1} << 60);
+  char byte = 0;
+  EXPECT_EQ(recv(slow.get(), &byte, 1, MSG_DONTWAIT), -1) << "it may take so long";
+  ASSERT_TRUE(Soon([&] {
+    (*listener)->EndSlow(/*limit_ns=*/0);
+    return connected == 2;
+  })) << "the other connection is accepted";
+  EXPECT_EQ(recv(slow.get(), &byte, 1, 0), 0) << "the slow one has ended";
 }
 
 TEST(PeerListenerTest, SaysWhyItCannotListen) {
