@@ -1,0 +1,139 @@
+#include "daemon/rpc/user_servers.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "daemon/arena/arena_quota.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/fair_executor.h"
+#include "daemon/base/tenant.h"
+#include "daemon/base/unique_fd.h"
+#include "gradsync/v1/introspection.grpc.pb.h"
+#include "tests/attack/raw_http2.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/soon.h"
+#include "tests/session/session_fixture.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using Stub = v1::Introspection::Stub;
+
+constexpr uid_t kAlice = 54321, kBob = 54322;
+// Bytes of an answer to GetStatus, at least. One to GetStats is short.
+constexpr std::uint64_t kLongAnswer = 2 << 20;
+constexpr std::uint64_t kControlQuota = kLongAnswer * 3 / 2;
+constexpr char kOption[] = "quota_control_bytes_per_user";
+
+class UserServersTest : public SessionFixture {
+ protected:
+  // Both ends of a connection.
+  struct Connection {
+    Tenant user;
+    Connections::Admitted server;
+    UniqueFd client;
+  };
+
+  // As the daemon, without a grpc_shutdown(): the last one may wait for 10 s.
+  static void SetUpTestSuite() { grpc_init(); }
+  void TearDown() override {
+    servers_.Stop();
+    SessionFixture::TearDown();
+  }
+
+  Connection Make(uid_t user) {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    auto admitted = connections_.Admit(UniqueFd(ends[0]), Client(user));
+    EXPECT_TRUE(admitted.ok()) << admitted.status();
+    return {Tenant(user), *std::move(admitted), UniqueFd(ends[1])};
+  }
+  void HandOver(Connection* connection) {
+    EXPECT_TRUE(servers_.Connect(std::move(connection->server), connection->user).ok());
+  }
+  // The client's end of a connection of the user.
+  UniqueFd Connect(uid_t user) {
+    Connection connection = Make(user);
+    HandOver(&connection);
+    return std::move(connection.client);
+  }
+
+  static std::unique_ptr<Stub> StubOf(UniqueFd client) {
+    return v1::Introspection::NewStub(grpc::CreateInsecureChannelFromFd("test", client.release()));
+  }
+  template <class Request, class Response>
+  static grpc::Status Ask(Stub* stub, grpc::Status (Stub::*method)(grpc::ClientContext*,
+                                                                   const Request&, Response*)) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(kPatienceMs));
+    Response response;
+    return (stub->*method)(&context, Request(), &response);
+  }
+
+  std::uint64_t Charged(uid_t user) const { return control_quota_.bytes_of(Tenant(user)); }
+
+  ArenaQuota gpu_quota_{1 << 20};
+  ArenaQuota control_quota_{kControlQuota, kOption, "memory"};
+  DescriptorQuota descriptors_{100};
+  Connections connections_{&descriptors_};
+  FairExecutor answerer_{2};
+  SerialExecutor reaper_;
+  UserServers servers_{MakeEnvironment()};
+
+ private:
+  UserServers::Environment MakeEnvironment() {
+    UserServers::Environment environment;
+    environment.sessions.sessions = &sessions_;
+    environment.sessions.clock = &clock_;
+    environment.sessions.memory = &control_quota_;
+    environment.introspection.sessions = &sessions_;
+    environment.introspection.jobs = &jobs_;
+    environment.introspection.quota = &quota_;
+    environment.introspection.gpu_quota = &gpu_quota_;
+    environment.introspection.control_quota = &control_quota_;
+    environment.introspection.clock = &clock_;
+    environment.introspection.warnings = {std::string(kLongAnswer, 'w')};
+    environment.connections = &connections_;
+    environment.answerer = &answerer_;
+    environment.reaper = &reaper_;
+    return environment;
+  }
+};
+
+TEST_F(UserServersTest, LongAnswerIsChargedUntilItsCallHasEnded) {
+  // Takes no byte of the answer.
+  auto silent = std::make_unique<attack::RawHttp2>(Descriptor(Connect(kAlice).release()),
+                                                   /*window=*/0);
+  ASSERT_TRUE(silent->Call("/gradsync.v1.Introspection/GetStatus", ""));
+  EXPECT_TRUE(Soon([&] { return Charged(kAlice) >= kLongAnswer; }));
+  silent = nullptr;  // the connection closes
+  EXPECT_TRUE(Soon([&] { return Charged(kAlice) == 0; }));
+
+  const grpc::Status answered = Ask(StubOf(Connect(kAlice)).get(), &Stub::GetStatus);
+  EXPECT_TRUE(answered.ok()) << answered.error_message();
+  EXPECT_TRUE(Soon([&] { return Charged(kAlice) == 0; }));
+}
+
+TEST_F(UserServersTest, LongAnswerIsRefusedIfItDoesNotFitTheQuota) {
+  const auto held = control_quota_.Reserve(Tenant(kAlice), kControlQuota);
+  ASSERT_TRUE(held.ok());
+  const auto stub = StubOf(Connect(kAlice));
+  const grpc::Status refused = Ask(stub.get(), &Stub::GetStatus);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_TRUE(absl::StrContains(refused.error_message(), kOption)) << refused.error_message();
+  EXPECT_TRUE(Ask(stub.get(), &Stub::GetStats).ok()) << "a short answer is free";
+  EXPECT_TRUE(Ask(StubOf(Connect(kBob)).get(), &Stub::GetStatus).ok()) << "Bob has a quota, too";
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
