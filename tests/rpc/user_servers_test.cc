@@ -1,14 +1,17 @@
 #include "daemon/rpc/user_servers.h"
 
+#include <fcntl.h>
 #include <grpc/grpc.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -29,7 +32,7 @@ namespace {
 
 using Stub = v1::Introspection::Stub;
 
-constexpr uid_t kAlice = 54321, kBob = 54322;
+constexpr uid_t kAlice = 54321, kBob = 54322, kCarol = 54323;
 // Bytes of an answer to GetStatus, at least. One to GetStats is short.
 constexpr std::uint64_t kLongAnswer = 2 << 20;
 constexpr std::uint64_t kControlQuota = kLongAnswer * 3 / 2;
@@ -57,6 +60,16 @@ class UserServersTest : public SessionFixture {
     auto admitted = connections_.Admit(UniqueFd(ends[0]), Client(user));
     EXPECT_TRUE(admitted.ok()) << admitted.status();
     return {Tenant(user), *std::move(admitted), UniqueFd(ends[1])};
+  }
+  // gRPC's first write waits in the kernel until the client closes its end.
+  Connection MakeStuck(uid_t user) {
+    Connection connection = Make(user);
+    const int server = connection.server.for_grpc.get();
+    const std::string bytes(4096, 'x');
+    while (send(server, bytes.data(), bytes.size(), MSG_NOSIGNAL) > 0) {
+    }
+    EXPECT_EQ(fcntl(server, F_SETFL, 0), 0);  // it blocks
+    return connection;
   }
   void HandOver(Connection* connection) {
     EXPECT_TRUE(servers_.Connect(std::move(connection->server), connection->user).ok());
@@ -110,6 +123,8 @@ class UserServersTest : public SessionFixture {
   }
 };
 
+// ---- Long answers
+
 TEST_F(UserServersTest, LongAnswerIsChargedUntilItsCallHasEnded) {
   // Takes no byte of the answer.
   auto silent = std::make_unique<attack::RawHttp2>(Descriptor(Connect(kAlice).release()),
@@ -133,6 +148,33 @@ TEST_F(UserServersTest, LongAnswerIsRefusedIfItDoesNotFitTheQuota) {
   EXPECT_TRUE(absl::StrContains(refused.error_message(), kOption)) << refused.error_message();
   EXPECT_TRUE(Ask(stub.get(), &Stub::GetStats).ok()) << "a short answer is free";
   EXPECT_TRUE(Ask(StubOf(Connect(kBob)).get(), &Stub::GetStatus).ok()) << "Bob has a quota, too";
+}
+
+// ---- Hand-overs
+
+// A hand-over lasts for as long as the client likes. Two threads for all users would not do.
+TEST_F(UserServersTest, HandOverThatDoesNotEndDelaysNoOtherUser) {
+  Connection alices = MakeStuck(kAlice), bobs = MakeStuck(kBob);
+  Connection alices_next = Make(kAlice), carols = Make(kCarol);
+  std::thread acceptor([&] {
+    for (Connection* const one : {&alices, &bobs, &alices_next, &carols}) HandOver(one);
+  });
+  std::atomic<bool> alice_answered{false};
+  std::thread alice([&, stub = StubOf(std::move(alices_next.client))] {
+    EXPECT_TRUE(Ask(stub.get(), &Stub::GetStats).ok());
+    alice_answered = true;
+  });
+  grpc::Status answered;
+  {
+    const auto carol = StubOf(std::move(carols.client));
+    for (int i = 0; i < 10 && answered.ok(); ++i) answered = Ask(carol.get(), &Stub::GetStats);
+  }
+  EXPECT_TRUE(answered.ok()) << answered.error_message();
+  EXPECT_FALSE(alice_answered) << "her hand-over lasts";
+  alices.client.reset();
+  bobs.client.reset();
+  alice.join();
+  acceptor.join();
 }
 
 }  // namespace
