@@ -129,11 +129,8 @@ std::optional<std::string> LineReader::Next(int patience_ms) {
       buffered_.erase(0, end + 1);
       return line;
     }
-    const std::uint64_t now_ns = NowNs();
-    if (now_ns >= deadline_ns ||
-        !AwaitReadable(fd_.get(), static_cast<int>((deadline_ns - now_ns) / 1'000'000) + 1)) {
-      return std::nullopt;
-    }
+    const int left_ms = MsUntil(deadline_ns);
+    if (left_ms == 0 || !AwaitReadable(fd_.get(), left_ms)) return std::nullopt;
     char bytes[4096];
     const ssize_t size = read(fd_.get(), bytes, sizeof(bytes));
     if (size < 0 && errno == EINTR) continue;

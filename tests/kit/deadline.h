@@ -32,6 +32,12 @@ inline std::uint64_t NowNs() {
          static_cast<std::uint64_t>(now.tv_nsec);
 }
 
+// Milliseconds until a time on this clock, rounded up. 0: it has passed.
+inline int MsUntil(std::uint64_t ns) {
+  const std::uint64_t now_ns = NowNs();
+  return now_ns >= ns ? 0 : static_cast<int>((ns - now_ns) / 1'000'000) + 1;
+}
+
 }  // namespace gradsync
 
 #endif  // TESTS_KIT_DEADLINE_H_

@@ -89,11 +89,8 @@ bool NotifySocket::Await(const std::string& line, int patience_ms) {
   const std::uint64_t deadline_ns =
       NowNs() + static_cast<std::uint64_t>(patience_ms) * 1'000'000ull;
   for (;;) {
-    const std::uint64_t now_ns = NowNs();
-    if (now_ns >= deadline_ns ||
-        !AwaitReadable(fd_.get(), static_cast<int>((deadline_ns - now_ns) / 1'000'000) + 1)) {
-      return false;
-    }
+    const int left_ms = MsUntil(deadline_ns);
+    if (left_ms == 0 || !AwaitReadable(fd_.get(), left_ms)) return false;
     if (Receive(line)) return true;
   }
 }
@@ -131,10 +128,7 @@ void TestDaemon::Start() {
 bool TestDaemon::AwaitReady() {
   const std::uint64_t deadline_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
   for (;;) {
-    const std::uint64_t now_ns = NowNs();
-    if (now_ns >= deadline_ns) return false;
-    switch (AwaitEither(notify_.fd(), process_->pidfd(),
-                        static_cast<int>((deadline_ns - now_ns) / 1'000'000) + 1)) {
+    switch (AwaitEither(notify_.fd(), process_->pidfd(), MsUntil(deadline_ns))) {
       case Ready::kFirst:
         if (notify_.Receive("READY=1")) return true;
         break;
