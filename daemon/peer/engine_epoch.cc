@@ -4,7 +4,9 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "daemon/base/error.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -39,7 +41,11 @@ v1::Launch MessageOf(const ReduceOperation& operation) {
 EngineEpoch::EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks links,
                          const NodeGroupEnvironment& environment,
                          std::function<void(const absl::Status&)> failed)
-    : epoch_(epoch), links_(std::move(links)), clock_(environment.clock) {
+    : epoch_(epoch),
+      account_{environment.memory, user},
+      node_name_(environment.node_name),
+      links_(std::move(links)),
+      clock_(environment.clock) {
   EngineSpec spec;
   spec.user = user;
   spec.address = environment.address;
@@ -146,9 +152,25 @@ absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<voi
                                                  const GradientStats& stats) {
     done(launch, status, measures ? std::optional<GradientStats>(stats) : std::nullopt);
   };
-  const absl::Status submitted = exchange_->Submit(std::move(work));
+  const absl::Status submitted = Submit(std::move(work));
   // The first reason counts, which may be that of another node.
   return submitted.ok() || suspicion_.ok() ? submitted : suspicion_;
+}
+
+absl::Status EngineEpoch::Submit(NodeWork work) {
+  if (work.root_node >= 0 && work.buffers.empty()) {
+    auto charge = account_.Reserve(work.count);
+    if (!charge.ok()) {
+      return MakeError(charge.status().code(), reason::kQuota,
+                       absl::StrCat("node ", node_name_,
+                                    ", which coordinates the job, has no memory for a broadcast "
+                                    "between other nodes: ",
+                                    charge.status().message()),
+                       {{field::kNode, node_name_}});
+    }
+    work.keep.push_back(std::make_shared<ArenaQuota::Reservation>(*std::move(charge)));
+  }
+  return exchange_->Submit(std::move(work));
 }
 
 void EngineEpoch::Suspect(const absl::Status& why) {

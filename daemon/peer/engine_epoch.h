@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/tenant.h"
@@ -53,6 +54,7 @@ struct NodeGroupEnvironment {
   bool encrypted = false;      // the engines' connections have TLS; for status
   Executor* reaper = nullptr;  // aborts and destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
+  ArenaQuota* memory = nullptr;  // is charged for what the daemon keeps; null: nothing is
 };
 
 // A rank on another node, and the link to that node.
@@ -121,8 +123,13 @@ class EngineEpoch {
 
  private:
   void QueueConnect(const EngineSettings& settings);
+  // Gives this node's part of a launch to the engine. RESOURCE_EXHAUSTED: the user has no memory
+  // for what passes through here.
+  absl::Status Submit(NodeWork work);
 
   const std::uint64_t epoch_;
+  const MemoryAccount account_;
+  const std::string node_name_;  // of this node
   const NodeLinks links_;
   std::vector<std::string> node_names_;  // of every node; constant after construction
   const std::shared_ptr<Rendezvous> store_ = std::make_shared<Rendezvous>();

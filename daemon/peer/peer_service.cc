@@ -126,6 +126,7 @@ class PeerService::Impl {
     environment.encrypted = !options_.tls_certificate.empty();
     environment.reaper = reaper_.get();
     environment.clock = environment_.clock;
+    environment.memory = environment_.memory;
     return environment;
   }
 

@@ -4,13 +4,17 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/engine_epoch.h"
 #include "gtest/gtest.h"
 #include "tests/engine/event.h"
 #include "tests/job/job_fixture.h"
@@ -65,6 +69,7 @@ struct EngineRecord {
   Event destroyed;
   std::mutex mutex;
   std::vector<Exchange*> held;
+  std::function<void(const absl::Status&)> broadcast_done;
 
   std::vector<Exchange*> Take() {
     const std::lock_guard<std::mutex> lock(mutex);
@@ -87,8 +92,12 @@ class HeldEngine final : public Engine {
     record_->submitted.Set();
   }
   void Broadcast(std::byte*, std::size_t, std::uint32_t,
-                 std::function<void(const absl::Status&)>) override {
-    ADD_FAILURE();
+                 std::function<void(const absl::Status&)> done) override {
+    {
+      const std::lock_guard<std::mutex> lock(record_->mutex);
+      record_->broadcast_done = std::move(done);
+    }
+    record_->submitted.Set();
   }
   void Abort(const absl::Status&) override {}
   EngineStatistics Statistics() const override { return {}; }
@@ -349,6 +358,54 @@ TEST_F(NodeGroupTest, ConnectingEngineDoesNotDelayTheEndOfOtherJobs) {
   EXPECT_TRUE(engine->destroyed.Wait().has_value());
   release.Set();
   reaper_.reset();  // the reaper uses the events
+}
+
+// Rank 1 on beta sends to rank 2 on gamma, through this node.
+TEST(EngineEpochTest, BroadcastBetweenOtherNodesIsCharged) {
+  ConcurrentExecutor reaper(8);
+  ManualClock clock;
+  ArenaQuota memory(1000);
+  EngineMakers engines;
+  NodeGroupEnvironment environment;
+  environment.node_name = "alpha";
+  environment.address = "127.0.0.1";
+  environment.make_engine = engines.Maker();
+  environment.reaper = &reaper;
+  environment.clock = &clock;
+  environment.memory = &memory;
+  const auto beta = std::make_shared<RecordingLink>("beta");
+  const auto gamma = std::make_shared<RecordingLink>("gamma");
+  const auto epoch = std::make_shared<EngineEpoch>(1, Tenant(1000), NodeLinks{beta, gamma},
+                                                   environment, [](const absl::Status&) {});
+  const LinkedRanks ranks = {{1, {beta, 1}}, {2, {gamma, 2}}};
+  const auto engine = engines.Await(0);
+
+  const auto broadcast = [&](std::size_t bytes) {
+    ReduceOperation operation;
+    operation.count = bytes;
+    operation.ranks = {1, 2};
+    NodeBroadcast& work = operation.work.emplace<NodeBroadcast>();
+    work.buffers = {nullptr, nullptr};
+    work.root = 1;
+    std::uint64_t launch = 0;
+    const absl::Status status = epoch->Launch(
+        &operation, nullptr, ranks,
+        [](std::uint64_t, const absl::Status&, const std::optional<GradientStats>&) {}, &launch);
+    for (NodeLink* const link : std::vector<NodeLink*>{nullptr, beta.get(), gamma.get()}) {
+      epoch->ledger().Answer(link, launch, {status, std::nullopt, false, {}});
+    }
+    return status;
+  };
+  EXPECT_TRUE(broadcast(1000).ok());
+  ASSERT_TRUE(engine->submitted.Wait().has_value());
+  EXPECT_EQ(memory.total_bytes(), 1000u);
+  engine->broadcast_done(absl::OkStatus());
+  EXPECT_EQ(memory.total_bytes(), 0u);
+  const absl::Status refused = broadcast(1001);
+  EXPECT_EQ(DetailsOf(refused).reason, "QUOTA") << refused;
+  EXPECT_TRUE(absl::StrContains(refused.message(), "node alpha")) << refused;
+  epoch->Fail(absl::CancelledError("the test ends"));
+  EngineEpoch::Reap(epoch, &reaper);
 }
 
 }  // namespace
