@@ -1,6 +1,8 @@
 #include "daemon/base/borrowed_socket.h"
 
 #include <fcntl.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -50,6 +52,15 @@ std::size_t BorrowedSocket::UnreadBytes() const {
   int unread = 0;
   return IsOpen() && ioctl(descriptor_, FIONREAD, &unread) == 0 && unread > 0
              ? static_cast<std::size_t>(unread)
+             : 0;
+}
+
+std::uint64_t BorrowedSocket::ReceivedBytes() const {
+  tcp_info info{};
+  socklen_t size = sizeof(info);
+  // If it is still open afterwards, the number is its own.
+  return getsockopt(descriptor_, IPPROTO_TCP, TCP_INFO, &info, &size) == 0 && IsOpen()
+             ? info.tcpi_bytes_received
              : 0;
 }
 

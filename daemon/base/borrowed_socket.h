@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 
 namespace gradsync::daemon {
@@ -26,6 +27,8 @@ class BorrowedSocket {
   bool ClientHasClosed() const;
   // What has come and nobody has read; 0 if the socket is closed.
   std::size_t UnreadBytes() const;
+  // What the other side of a TCP connection has sent so far; 0 if the socket is closed.
+  std::uint64_t ReceivedBytes() const;
   // The address of this side. nullopt if the socket is closed.
   std::optional<sockaddr_storage> OwnAddress() const;
   // Ends the connection: its owner reads no more than it has read already. False if the socket is

@@ -82,6 +82,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
 
   // Welcome was sent. It is the first message.
   bool greeted() const { return phase_.load() >= Phase::kWelcomed; }
+  using Stream::caller;
   // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
   void Tick(std::uint64_t now_ns);
 

@@ -90,7 +90,7 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
     why = absl::StrCat("other nodes have ", count_, " connections, as many as they may (",
                        "LimitNOFILE= raises that to ", kMost, ")");
   } else {
-    caller.open.push_back({BorrowedSocket(connection), port});
+    caller.open.push_back({BorrowedSocket(connection), TcpEnd::Of(peer)});
     ++count_;
     return absl::OkStatus();
   }
@@ -105,12 +105,26 @@ bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
     bool ended = false;
     // An earlier connection from this port may not be forgotten yet.
     for (const Open& one : caller->second.open) {
-      if (one.port == port && one.socket.End()) ended = true;
+      if (one.peer.port == port && one.socket.End()) ended = true;
     }
     if (ended) caller->second.pause.Extend(clock_->NowNs());
     any = any || ended;
   }
   return any;
+}
+
+std::vector<TcpEnd> ConnectionLimit::SentMuch(std::uint64_t bytes) {
+  std::vector<TcpEnd> found;
+  MutexLock lock(&mutex_);
+  for (auto& caller : callers_) {
+    for (Open& one : caller.second.open) {
+      const std::uint64_t received = one.socket.ReceivedBytes();
+      if (received <= one.received + bytes) continue;
+      one.received = received;
+      found.push_back(one.peer);
+    }
+  }
+  return found;
 }
 
 void ConnectionLimit::EndAll() {
@@ -127,7 +141,7 @@ std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, st
   const auto [first, last] = AtLocked(ip);
   for (auto caller = first; caller != last; ++caller) {
     for (const Open& one : caller->second.open) {
-      if (one.port != port) continue;
+      if (one.peer.port != port) continue;
       if (const auto own = one.socket.OwnAddress()) ends.push_back(*own);
     }
   }

@@ -24,6 +24,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/growing_pause.h"
 #include "daemon/base/mutex.h"
+#include "daemon/peer/socket_owner.h"
 
 namespace gradsync::daemon {
 
@@ -50,6 +51,9 @@ class ConnectionLimit {
   // order. Then the caller has a pause, and gets no new one. False if there is no such connection
   // any more.
   bool End(const std::string& ip, std::uint16_t port);
+  // The connections that have sent more than `bytes` since they were named here last: the addresses
+  // of their other ends.
+  std::vector<TcpEnd> SentMuch(std::uint64_t bytes);
   // Ends every connection, and refuses new ones.
   void EndAll();
   // The addresses on this side of the open connections from this port of an address, as above.
@@ -58,7 +62,8 @@ class ConnectionLimit {
  private:
   struct Open {
     BorrowedSocket socket;
-    std::uint16_t port = 0;  // the peer's
+    TcpEnd peer;
+    std::uint64_t received = 0;  // bytes, when SentMuch() named it last
   };
   struct Caller {
     std::vector<Open> open;

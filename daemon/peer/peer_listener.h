@@ -44,6 +44,8 @@ class PeerListener {
   void Start(std::function<void(UniqueFd connection)> connected);
   // As ConnectionLimit::End(). Thread-safe.
   bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
+  // As ConnectionLimit::SentMuch(). Thread-safe.
+  std::vector<TcpEnd> SentMuch(std::uint64_t bytes) { return limit_.SentMuch(bytes); }
   // Ends the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.

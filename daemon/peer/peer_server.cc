@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -25,6 +26,11 @@ constexpr std::size_t kMaxGreeted = 256;
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
+// A connection without a stream that has said Hello may send so much between two looks. A daemon
+// says it first.
+constexpr std::uint64_t kMostSilentBytes = 1 << 20;
+// A look takes two system calls for each connection.
+constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
 // gRPC reads a connection that it is given until there is nothing to read for a moment.
 constexpr std::uint64_t kConnectLimitNs = 500'000'000;
 
@@ -127,8 +133,35 @@ void PeerServer::CloseOldest(const std::string& address) {
   }
 }
 
+void PeerServer::EndSilentSenders() {
+  const std::set<TcpEnd> before = std::exchange(silent_senders_, {});
+  const std::vector<TcpEnd> busy = listener_->SentMuch(kMostSilentBytes);
+  if (busy.empty()) return;
+  std::set<TcpEnd> greeted;
+  for (const auto& session : Sessions()) {
+    const std::optional<TcpEnd> end = TcpEnd::Parse(session->caller());
+    if (session->greeted() && end.has_value()) greeted.insert(*end);
+  }
+  for (TcpEnd end : busy) {
+    end.interface = 0;  // gRPC does not name it
+    if (greeted.count(end) > 0) continue;
+    if (before.count(end) == 0) {
+      // Its last stream may have ended just now.
+      silent_senders_.insert(end);
+    } else if (listener_->End(std::string(end.ip.begin(), end.ip.end()), end.port)) {
+      LogLimited(LogLevel::kWarning, "peer port: connection ended",
+                 {{"address", end.Text()}, {"why", "it sends much, and has not said Hello"}});
+    }
+  }
+}
+
 bool PeerServer::WatchCalls() {
   listener_->EndSlow(kConnectLimitNs);
+  if (const std::uint64_t now_ns = MonotonicNowNs();
+      now_ns >= looked_at_bytes_ns_ + kLookAtBytesNs) {
+    looked_at_bytes_ns_ = now_ns;
+    EndSilentSenders();
+  }
   const CallCounts counted = counted_.Calls();
   if (call_limit_.NeedsConnections(counted)) EndBusiest(counted);
   // A connection is counted once its handshake has ended.

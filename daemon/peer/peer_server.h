@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -73,6 +74,8 @@ class PeerServer {
   PeerServer() = default;
   // Ends the connection of a caller, as gRPC names it. No daemon calls unknown methods.
   void EndCaller(const std::string& caller);
+  // Ends connections that send much, although they have no stream that has said Hello.
+  void EndSilentSenders();
   // Closes the oldest streams of this address that have said nothing, if they are too many.
   void CloseOldest(const std::string& address);
   // Called by the watcher. False: nobody is connected.
@@ -93,6 +96,9 @@ class PeerServer {
 
   CountedServer counted_;                       // constant after Listen()
   std::atomic<std::uint64_t> connected_ns_{0};  // the last connection came
+  // The watcher's.
+  std::uint64_t looked_at_bytes_ns_ = 0;
+  std::set<TcpEnd> silent_senders_;  // that had sent much at the last look
   // The watcher's. A connection has more calls than it may have at a time if it has reset some, or
   // if the client has not acknowledged the limit.
   CallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/peer/peer_address.h"
 
@@ -115,6 +116,16 @@ std::optional<TcpEnd> TcpEnd::Parse(absl::string_view text) {
 }
 
 bool TcpEnd::IsIpv4() const { return std::equal(kMapped.begin(), kMapped.end(), ip.begin()); }
+
+std::string TcpEnd::Text() const {
+  char host[INET6_ADDRSTRLEN] = "";
+  if (IsIpv4()) {
+    inet_ntop(AF_INET, &ip[kMapped.size()], host, sizeof(host));
+    return absl::StrCat(host, ":", port);
+  }
+  inet_ntop(AF_INET6, ip.data(), host, sizeof(host));
+  return absl::StrCat("[", host, "]:", port);
+}
 
 bool CanFindOwners() {
   static std::atomic<bool> can{false};

@@ -9,6 +9,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <tuple>
 
 #include "absl/strings/string_view.h"
 
@@ -26,6 +28,10 @@ struct TcpEnd {
   static std::optional<TcpEnd> Parse(absl::string_view text);
 
   bool IsIpv4() const;
+  std::string Text() const;  // "10.0.0.1:4711" or "[::1]:4711"
+  bool operator<(const TcpEnd& other) const {
+    return std::tie(ip, port, interface) < std::tie(other.ip, other.port, other.interface);
+  }
   bool SamePlace(const TcpEnd& other) const { return ip == other.ip && port == other.port; }
 };
 

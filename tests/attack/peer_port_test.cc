@@ -142,6 +142,16 @@ TEST_F(PeerPort, ConnectionsThatSendWithoutAPauseLetOthersIn) {
   for (std::thread& attacker : attackers) attacker.join();
 }
 
+TEST_F(PeerPort, ConnectionThatSendsWithoutHelloEnds) {
+  RawHttp2 connection(ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress), 65535);
+  const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
+  while (connection.connected() && connection.SendNothings() && NowNs() < give_up_ns) {
+  }
+  const std::string log = alpha_.Log();
+  EXPECT_NE(log.find("it sends much, and has not said Hello"), std::string::npos) << log;
+  ExpectUnharmed();
+}
+
 TEST_F(PeerPort, ConnectionThatCallsAnUnknownMethodEnds) {
   Descriptor connection = ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress);
   const Descriptor reader(dup(connection.get()));

@@ -64,6 +64,8 @@ RawHttp2::RawHttp2(const std::string& path, std::uint32_t window)
 RawHttp2::RawHttp2(Descriptor connected, std::uint32_t window) : fd_(std::move(connected)) {
   if (fd_.get() < 0) return;
   connected_ = true;
+  const timeval patience{5, 0};
+  setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
   Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
        Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(window, 4)));
 }

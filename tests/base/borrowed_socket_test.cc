@@ -53,6 +53,18 @@ TEST(BorrowedTcpSocketTest, KnowsTheAddressOfItsSideUntilItIsClosed) {
   EXPECT_FALSE(socket.OwnAddress().has_value());
 }
 
+TEST(BorrowedTcpSocketTest, CountsWhatTheOtherSideHasSent) {
+  auto [ours, theirs] = TcpPair();
+  const BorrowedSocket socket(ours.get());
+  EXPECT_EQ(socket.ReceivedBytes(), 0u);
+  ASSERT_EQ(write(theirs.get(), "12345", 5), 5);
+  char bytes[5];
+  ASSERT_EQ(recv(ours.get(), bytes, sizeof(bytes), MSG_WAITALL), 5);
+  EXPECT_EQ(socket.ReceivedBytes(), 5u) << "also when it was read";
+  ours = UniqueFd();
+  EXPECT_EQ(socket.ReceivedBytes(), 0u);
+}
+
 class BorrowedSocketTest : public testing::TestWithParam<Pair (*)()> {};
 
 TEST_P(BorrowedSocketTest, TheOwnerReadsNothingMoreAfterTheEnd) {
