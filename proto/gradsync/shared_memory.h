@@ -68,8 +68,8 @@ static_assert(sizeof(BucketSemaphore) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // First 64 bytes of the semaphore memfd. `void_step` is the last void step. The daemon stores it
-// before the done words of that step. So a waiter that such a done word releases sees it, or a later
-// void step: then the waiter's step is decided, and StepDone says how.
+// before the done words of that step. So a waiter that such a done word releases sees it, or a
+// later void step: then the waiter's step is decided, and StepDone says how.
 struct alignas(64) SemaphorePageHeader {
   std::atomic<std::uint64_t> void_step;
 };
