@@ -367,9 +367,9 @@ absl::Status StepClient::AfterRelease(std::uint64_t step, std::size_t bucket, bo
   }
   if (decided) {
     return errors_.Make(absl::StatusCode::kUnavailable, reason::kDaemonSilent, step, bucket,
-                        absl::StrCat("step ", last_void, " is void already, and the verdict of ",
-                                     "this one has not come within ", DurationText(kVerdictTimeout),
-                                     "; waits can be repeated"));
+                        absl::StrCat("the daemon has not sent the verdict of step ", step,
+                                     " within ", DurationText(kVerdictTimeout), ", although step ",
+                                     last_void, " is void already; waits can be repeated"));
   }
   return absl::OkStatus();
 }

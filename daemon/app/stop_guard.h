@@ -13,8 +13,9 @@
 
 namespace gradsync::daemon {
 
-// How long the daemon may take from the end of the drain to its own end. Its waits for clients,
-// streams and engines end after at most 5 s each. deploy/ gives it 5 s more until SIGKILL.
+// How long the daemon may take from the end of the drain to its own end. It waits up to 5 s for its
+// clients' streams, and up to 5 s for those of other nodes. deploy/ gives it 5 s more until
+// SIGKILL.
 inline constexpr absl::Duration kStopLimit = absl::Seconds(15);
 // The exit status of a process that StopGuard has ended.
 inline constexpr int kExitHung = 3;

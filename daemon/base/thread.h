@@ -20,8 +20,8 @@ inline constexpr int kThreadsLeftToGrpc = 8;
 // with OutOfThreads(), and the daemon goes on. Takes some 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 
-// From now on none are left to gRPC, and a thread costs no other ones. For a process that has no
-// gRPC, and whose daemon has no limit of threads with it, such as a fuzzer.
+// For a test process without gRPC, such as a fuzzer: from now on StartThread() does not try whether
+// eight more threads could be started.
 void LeaveNoThreadsToGrpc();
 
 // True if the daemon may start so many threads now, besides the few that gRPC may need. To know it,

@@ -285,8 +285,9 @@ std::vector<OptionEntry> MakeTable() {
       Time(&Options::drain_timeout, absl::Milliseconds(100), absl::Hours(1),
            {"drain_timeout", kTime,
             "How long running steps may take to finish after SIGTERM. A step that takes longer is "
-            "void. Then the daemon stops, within 5 s. If its stop hangs, it logs where, and exits "
-            "after 15 s. So keep drain_timeout 20 s below the time that the service manager waits "
+            "void. Then the daemon stops. If its stop hangs, it logs where, and exits after 15 s. "
+            "So "
+            "keep drain_timeout 20 s below the time that the service manager waits "
             "before SIGKILL.",
             "10s"}),
 

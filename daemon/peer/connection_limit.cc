@@ -1,6 +1,7 @@
 #include "daemon/peer/connection_limit.h"
 
 #include <netinet/in.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -53,35 +54,33 @@ ConnectionLimit::Address ConnectionLimit::AddressOf(absl::string_view ip) {
   return address;
 }
 
-std::pair<ConnectionLimit::Callers::iterator, ConnectionLimit::Callers::iterator>
-ConnectionLimit::AtLocked(absl::string_view ip) {
-  const Address address = AddressOf(ip);
-  const auto first = callers_.lower_bound(Key(address, std::nullopt));
-  const auto other = [&](const auto& caller) { return caller.first.first != address; };
-  return {first, std::find_if(first, callers_.end(), other)};
+ConnectionLimit::Key ConnectionLimit::KeyOf(const Address& address, const Place& place) {
+  if (!place.local) return {address, std::nullopt};
+  const bool may_be_daemon = place.user == 0u || place.user == geteuid();
+  return {may_be_daemon ? address : Address{}, place.user};
 }
 
-absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer,
-                                    std::optional<std::uint32_t> user) {
-  const std::uint64_t now_ns = clock_->NowNs();
-  const auto [ip, port] = EndOf(peer);
-  MutexLock lock(&mutex_);
-  if (all_ended_) return absl::UnavailableError("the daemon is stopping");
-  const bool many = count_ >= bounds_.all || callers_.size() >= bounds_.all + kMostRemembered;
-  if (many && now_ns >= looked_ns_ + kLookNs) {
-    looked_ns_ = now_ns;
-    ForgetAllClosedLocked();
+void ConnectionLimit::ForEachLocked(absl::string_view ip, std::uint16_t port,
+                                    absl::FunctionRef<void(Caller*, const Open&)> found) {
+  const Address address = AddressOf(ip);
+  for (const Address& key : {Address{}, address}) {
+    for (auto caller = callers_.lower_bound(Key(key, std::nullopt));
+         caller != callers_.end() && caller->first.first == key; ++caller) {
+      // An earlier connection from this port may not be forgotten yet.
+      for (const Open& one : caller->second.open) {
+        if (one.peer.port == port && one.peer.ip == address && one.socket.IsOpen()) {
+          found(&caller->second, one);
+        }
+      }
+    }
   }
-  Caller& caller = callers_[Key(AddressOf(ip), user)];
-  if (caller.open.size() >= bounds_.per_caller && now_ns >= caller.looked_ns + kLookNs) {
-    caller.looked_ns = now_ns;
-    ForgetClosedLocked(&caller);
-  }
-  const std::string who =
-      user.has_value() ? absl::StrCat("user ", *user, " of this machine") : "its address";
+}
+
+absl::Status ConnectionLimit::CheckLocked(const Caller& caller, const std::string& who,
+                                          std::uint64_t now_ns) const {
   std::string why;
   if (const std::uint64_t left_ns = caller.pause.LeftNs(now_ns); left_ns > 0) {
-    why = absl::StrCat("calls of ", who, " did harm; it may connect again in ",
+    why = absl::StrCat("connections of ", who, " did harm; it may connect again in ",
                        (left_ns + kSecondNs - 1) / kSecondNs, " s");
   } else if (caller.open.size() >= bounds_.per_caller) {
     why = absl::StrCat(who, " has ", caller.open.size(), " connections, as many as it may (",
@@ -90,26 +89,62 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
     why = absl::StrCat("other nodes have ", count_, " connections, as many as they may (",
                        "LimitNOFILE= raises that to ", kMost, ")");
   } else {
-    caller.open.push_back({BorrowedSocket(connection), TcpEnd::Of(peer)});
-    ++count_;
     return absl::OkStatus();
   }
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota, why);
 }
 
+absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer,
+                                    absl::FunctionRef<Place()> place) {
+  const std::uint64_t now_ns = clock_->NowNs();
+  const auto [ip, port] = EndOf(peer);
+  const Address address = AddressOf(ip);
+  {
+    MutexLock lock(&mutex_);
+    if (all_ended_) return absl::UnavailableError("the daemon is stopping");
+    const auto known = callers_.find(Key(address, std::nullopt));
+    if (known != callers_.end() && known->second.pause.Lasts(now_ns)) {
+      return CheckLocked(known->second, "its address", now_ns);
+    }
+  }
+  const Place where = place();
+  const std::string who = !where.local ? "its address"
+                          : where.user.has_value()
+                              ? absl::StrCat("user ", *where.user, " of this machine")
+                              : "unknown users of this machine";
+  MutexLock lock(&mutex_);
+  if (all_ended_) return absl::UnavailableError("the daemon is stopping");
+  const bool many = count_ >= bounds_.all || callers_.size() >= bounds_.all + kMostRemembered;
+  if (many && now_ns >= looked_ns_ + kLookNs) {
+    looked_ns_ = now_ns;
+    ForgetAllClosedLocked();
+  }
+  bool port_in_use = false;
+  ForEachLocked(ip, port, [&](Caller*, const Open&) { port_in_use = true; });
+  if (port_in_use) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("another connection from port ", port, " of its address is open"));
+  }
+  Caller& caller = callers_[KeyOf(address, where)];
+  if (caller.open.size() >= bounds_.per_caller && now_ns >= caller.looked_ns + kLookNs) {
+    caller.looked_ns = now_ns;
+    ForgetClosedLocked(&caller);
+  }
+  if (absl::Status checked = CheckLocked(caller, who, now_ns); !checked.ok()) return checked;
+  caller.open.push_back({BorrowedSocket(connection), TcpEnd::Of(peer)});
+  ++count_;
+  return absl::OkStatus();
+}
+
 bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
   MutexLock lock(&mutex_);
   bool any = false;
-  const auto [first, last] = AtLocked(ip);
-  for (auto caller = first; caller != last; ++caller) {
-    bool ended = false;
-    // An earlier connection from this port may not be forgotten yet.
-    for (const Open& one : caller->second.open) {
-      if (one.peer.port == port && one.socket.End()) ended = true;
-    }
-    if (ended) caller->second.pause.Extend(clock_->NowNs());
-    any = any || ended;
-  }
+  ForEachLocked(ip, port, [&](Caller* caller, const Open& one) {
+    if (!one.socket.End()) return;
+    caller->pause.Extend(clock_->NowNs());
+    any = true;
+  });
   return any;
 }
 
@@ -138,13 +173,9 @@ void ConnectionLimit::EndAll() {
 std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, std::uint16_t port) {
   std::vector<sockaddr_storage> ends;
   MutexLock lock(&mutex_);
-  const auto [first, last] = AtLocked(ip);
-  for (auto caller = first; caller != last; ++caller) {
-    for (const Open& one : caller->second.open) {
-      if (one.peer.port != port) continue;
-      if (const auto own = one.socket.OwnAddress()) ends.push_back(*own);
-    }
-  }
+  ForEachLocked(ip, port, [&](Caller*, const Open& one) {
+    if (const auto own = one.socket.OwnAddress()) ends.push_back(*own);
+  });
   return ends;
 }
 

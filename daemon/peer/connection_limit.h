@@ -1,8 +1,9 @@
 // Limits the open connections of each caller to the peer port, so that one machine leaves room for
 // the others. Ends connections that do harm.
 //
-// A caller is an address. On this machine it is a user at an address: otherwise each user could
-// take the place of the node's own daemon.
+// A caller is an address. On this machine a user is a caller, whatever addresses it uses: otherwise
+// it could take the place of the node's own daemon. Only users who may run a daemon, root and this
+// process's user, are callers of their own at each address, as the daemons of several machines are.
 
 #ifndef DAEMON_PEER_CONNECTION_LIMIT_H_
 #define DAEMON_PEER_CONNECTION_LIMIT_H_
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/borrowed_socket.h"
@@ -42,14 +44,19 @@ class ConnectionLimit {
   // `clock` outlives it.
   ConnectionLimit(Bounds bounds, const Clock* clock) : bounds_(bounds), clock_(clock) {}
 
-  // Counts the connection for as long as it is open. `user`: of the other end, if it is on this
-  // machine. RESOURCE_EXHAUSTED: the caller, or all of them, would have too many, or the caller has
-  // a pause after an End().
+  // Where the other end of a connection is.
+  struct Place {
+    bool local = false;                 // on this machine
+    std::optional<std::uint32_t> user;  // whose process it is, if the kernel says so
+  };
+  // Counts the connection for as long as it is open. `place` is called if the address alone does
+  // not say no. RESOURCE_EXHAUSTED: the caller, or all of them, would have too many, the caller has
+  // a pause after an End(), or another connection comes from the same port.
   absl::Status Admit(int connection, const sockaddr_storage& peer,
-                     std::optional<std::uint32_t> user = std::nullopt);
+                     absl::FunctionRef<Place()> place);
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
-  // order. Then the caller has a pause, and gets no new one. False if there is no such connection
-  // any more.
+  // order. Then the caller has a pause: it gets no new connection. False if there is no such
+  // connection any more.
   bool End(const std::string& ip, std::uint16_t port);
   // The connections that have sent more than `bytes` since they were named here last: the addresses
   // of their other ends.
@@ -71,13 +78,19 @@ class ConnectionLimit {
     GrowingPause pause;
   };
   using Address = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
+  // Zeros and a user: this user of this machine. Zeros alone: of this machine, and the kernel does
+  // not say whose. An address and a user: root or this process's user.
   using Key = std::pair<Address, std::optional<std::uint32_t>>;
   using Callers = std::map<Key, Caller>;
 
   // `ip` as above, or of another length, which names no address.
   static Address AddressOf(absl::string_view ip);
-  // All callers at this address.
-  std::pair<Callers::iterator, Callers::iterator> AtLocked(absl::string_view ip)
+  static Key KeyOf(const Address& address, const Place& place);
+  // Calls `found` for each connection from this port of an address that is still open.
+  void ForEachLocked(absl::string_view ip, std::uint16_t port,
+                     absl::FunctionRef<void(Caller*, const Open&)> found)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckLocked(const Caller& caller, const std::string& who, std::uint64_t now_ns) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ForgetClosedLocked(Caller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.

@@ -36,19 +36,6 @@ std::string TableWords(const void* address, std::size_t bytes) {
   return text;
 }
 
-// Whether the address is one of this network namespace's own.
-bool IsOwnAddress(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) return false;
-  const UniqueFd any(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  const bool own = any.get() >= 0 && bind(any.get(), found->ai_addr, found->ai_addrlen) == 0;
-  freeaddrinfo(found);
-  return own;
-}
-
 // The kernel's tables of TCP sockets, or the start of long ones.
 std::string Tables() {
   constexpr std::size_t kMostBytes = std::size_t{16} << 20;
@@ -85,6 +72,18 @@ std::vector<std::string> Spellings(absl::string_view caller) {
 }
 
 }  // namespace
+
+bool IsOwnAddress(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) return false;
+  const UniqueFd any(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const bool own = any.get() >= 0 && bind(any.get(), found->ai_addr, found->ai_addrlen) == 0;
+  freeaddrinfo(found);
+  return own;
+}
 
 std::vector<std::uint32_t> UsersAt(absl::string_view address,
                                    std::optional<std::uint16_t> remote_port,

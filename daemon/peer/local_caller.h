@@ -28,6 +28,9 @@ std::vector<std::uint32_t> UsersAt(absl::string_view address,
 // descriptors.
 std::vector<TcpEnd> OwnEndsTo(absl::string_view address);
 
+// Whether the address, as getnameinfo() writes it, is one of this network namespace's own.
+bool IsOwnAddress(const std::string& host);
+
 // Why the process at `address` may not speak for a daemon; empty if it may. A process in this
 // network namespace must be root's or have this process's user, and its connection must be open.
 // The kernel says nothing of processes elsewhere: they may. `own_ends`: this process's ends of its

@@ -10,12 +10,12 @@
 
 #include <cerrno>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/logging.h"
+#include "daemon/peer/local_caller.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -53,12 +53,17 @@ void SetPort(sockaddr* address, std::uint16_t port) {
   }
 }
 
-// The user of the connection's other end, if that is on this machine and still open.
-std::optional<std::uint32_t> LocalUser(int connection, const sockaddr_storage& peer) {
+// Where the connection's other end is. The kernel knows its user while it is open.
+ConnectionLimit::Place PlaceOf(int connection, const sockaddr_storage& peer) {
+  ConnectionLimit::Place place;
+  place.local = IsOwnAddress(TextOf(peer));
   sockaddr_storage own{};
   socklen_t size = sizeof(own);
-  if (getsockname(connection, reinterpret_cast<sockaddr*>(&own), &size) != 0) return std::nullopt;
-  return OwnerOf(TcpEnd::Of(peer), TcpEnd::Of(own));
+  if (place.local && CanFindOwners() &&
+      getsockname(connection, reinterpret_cast<sockaddr*>(&own), &size) == 0) {
+    place.user = OwnerOf(TcpEnd::Of(peer), TcpEnd::Of(own));
+  }
+  return place;
 }
 
 // Why accept4() failed: the connection, or the lack of something that may come back.
@@ -131,11 +136,16 @@ std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
 }
 
 void PeerListener::EndSlow(std::uint64_t limit_ns) {
-  MutexLock lock(&mutex_);
-  if (connecting_ns_ == 0 || clock_.NowNs() < connecting_ns_ + limit_ns) return;
-  if (connecting_.End()) {
+  TcpEnd slow;
+  {
+    MutexLock lock(&mutex_);
+    if (connecting_ns_ == 0 || clock_.NowNs() < connecting_ns_ + limit_ns) return;
+    slow = connecting_;
+  }
+  if (End(std::string(slow.ip.begin(), slow.ip.end()), slow.port)) {
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
-               {{"why", "it sends without a pause, so that no other one can be accepted"}});
+               {{"address", slow.Text()},
+                {"why", "it sends without a pause, so that no other one can be accepted"}});
   }
 }
 
@@ -176,7 +186,7 @@ bool PeerListener::Accept(int socket) {
     return false;
   }
   const absl::Status admitted =
-      limit_.Admit(connection.get(), peer, LocalUser(connection.get(), peer));
+      limit_.Admit(connection.get(), peer, [&] { return PlaceOf(connection.get(), peer); });
   if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "peer port: connection refused",
                {{"address", TextOf(peer)}, {"why", admitted.message()}});
@@ -184,7 +194,7 @@ bool PeerListener::Accept(int socket) {
   }
   {
     MutexLock lock(&mutex_);
-    connecting_ = BorrowedSocket(connection.get());
+    connecting_ = TcpEnd::Of(peer);
     connecting_ns_ = clock_.NowNs();
   }
   connected_(std::move(connection));

@@ -15,7 +15,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
@@ -46,7 +45,7 @@ class PeerListener {
   bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
   // As ConnectionLimit::SentMuch(). Thread-safe.
   std::vector<TcpEnd> SentMuch(std::uint64_t bytes) { return limit_.SentMuch(bytes); }
-  // Ends the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
+  // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller);
@@ -68,7 +67,7 @@ class PeerListener {
   const MonotonicClock clock_;
   ConnectionLimit limit_;
   Mutex mutex_;
-  BorrowedSocket connecting_ ABSL_GUARDED_BY(mutex_);        // `connected` has it
+  TcpEnd connecting_ ABSL_GUARDED_BY(mutex_);  // the other end of the one that `connected` has
   std::uint64_t connecting_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // since then; 0: none
   std::thread thread_;
 };

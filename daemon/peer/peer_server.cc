@@ -27,7 +27,7 @@ constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
 // A connection without a stream that has said Hello may send so much between two looks. A daemon
-// says it first.
+// says Hello before it sends anything else.
 constexpr std::uint64_t kMostSilentBytes = 1 << 20;
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;

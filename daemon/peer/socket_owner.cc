@@ -14,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/peer/peer_address.h"
 
@@ -130,6 +131,9 @@ std::string TcpEnd::Text() const {
 bool CanFindOwners() {
   static std::atomic<bool> can{false};
   if (can.load()) return true;
+  // To ask may make the kernel look for its module, so a no holds for a second.
+  static std::atomic<std::uint64_t> cannot_until_ns{0};
+  if (MonotonicNowNs() < cannot_until_ns.load()) return false;
   // It must find a socket that is there.
   const UniqueFd listens(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_storage address{};
@@ -143,6 +147,8 @@ bool CanFindOwners() {
   if (listens.valid() && bind(listens.get(), any, size) == 0 && listen(listens.get(), 1) == 0 &&
       getsockname(listens.get(), any, &size) == 0 && Ask(TcpEnd::Of(address), nobody).has_value()) {
     can.store(true);
+  } else {
+    cannot_until_ns.store(MonotonicNowNs() + 1'000'000'000);
   }
   return can.load();
 }

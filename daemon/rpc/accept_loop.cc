@@ -40,8 +40,9 @@ constexpr std::size_t kScarcePerUser = 4;
 constexpr char kScarce[] = "the daemon has few descriptors left (LimitNOFILE=)";
 // A user may connect at once as often as it may have sessions, and so many times more.
 constexpr std::size_t kConnectsBesideSessions = 64;
-// The processes of a user id, in several pods, may together connect as often as so many users.
-constexpr std::size_t kConnectingPods = 8;
+// A process that connects too often is refused at once for so long, and so many of them.
+constexpr std::uint64_t kRefusedNs = 500'000'000;
+constexpr std::size_t kMostRefused = 1024;
 constexpr char kTooOften[] = "the user connects too often; try again in some seconds";
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptedAtOnce = 64;
@@ -110,9 +111,7 @@ AcceptLoop::AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket,
       sessions_(sessions),
       hooks_(std::move(hooks)),
       reserve_(kReserve),
-      rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user),
-      uid_rate_(kConnectingPods *
-                (kConnectsBesideSessions + sessions->policy().quota_sessions_per_user)) {}
+      rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user) {}
 
 absl::Status AcceptLoop::Init() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
@@ -259,16 +258,23 @@ std::string AcceptLoop::WhyRefused(const Tenant& user, bool scarce) {
   return "";
 }
 
+bool AcceptLoop::WasRefused(pid_t process, std::uint64_t now_ns) {
+  const auto found = refused_.find(process);
+  if (found == refused_.end()) return false;
+  if (now_ns < found->second) return true;
+  refused_.erase(found);
+  return false;
+}
+
 bool AcceptLoop::AcceptConnection() {
   bool scarce = false;
   UniqueFd accepted = AcceptGrpc(&scarce);
   if (!accepted.valid()) return false;
-  const auto user = UserOf(accepted.get());
+  const auto user = CredentialsOf(accepted.get());
   if (!user.ok()) return true;
-  // root's probes must not suffer from root in a pod, so its pods are told apart first: below.
-  const bool trusted = *user == 0 || *user == geteuid();
-  if (!trusted && !uid_rate_.Take(Tenant(*user), MonotonicNowNs())) {
-    LogLimited(LogLevel::kWarning, "connection refused", {{"uid", *user}, {"why", kTooOften}});
+  if (WasRefused(user->pid, MonotonicNowNs())) {
+    LogLimited(LogLevel::kWarning, "connection refused",
+               {{"uid", user->uid}, {"pid", user->pid}, {"why", kTooOften}});
     accepted.reset();
     if (scarce) reserve_.Refill();
     return true;
@@ -280,7 +286,12 @@ bool AcceptLoop::AcceptConnection() {
   }
   const std::string why = caller.ok() ? WhyRefused(caller->tenant(), scarce) : kScarce;
   if (!why.empty()) {
-    LogLimited(LogLevel::kWarning, "connection refused", {{"uid", *user}, {"why", why}});
+    LogLimited(LogLevel::kWarning, "connection refused", {{"uid", user->uid}, {"why", why}});
+    // Processes of another PID namespace have the pid 0 here.
+    if (why == kTooOften && user->pid > 0) {
+      if (refused_.size() >= kMostRefused) refused_.clear();
+      refused_[user->pid] = MonotonicNowNs() + kRefusedNs;
+    }
     accepted.reset();
     caller = absl::CancelledError("");  // closes its descriptor
     if (scarce) reserve_.Refill();

@@ -7,6 +7,8 @@
 #ifndef DAEMON_RPC_ACCEPT_LOOP_H_
 #define DAEMON_RPC_ACCEPT_LOOP_H_
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -88,6 +90,8 @@ class AcceptLoop {
   void ArmTick(bool on);
   // Accepts a connection, or a refusal of one. False if none waits, or none can be accepted now.
   bool AcceptConnection();
+  // True if this process was refused a moment ago, because it connects too often.
+  bool WasRefused(pid_t process, std::uint64_t now_ns);
   // Why this user may have no connection now. Empty: it may. `scarce`: as set below.
   std::string WhyRefused(const Tenant& user, bool scarce);
   // Sets `scarce` if it uses the reserve of descriptors.
@@ -117,9 +121,9 @@ class AcceptLoop {
   std::set<Kind> paused_;
   DescriptorReserve reserve_;
   ConnectRate rate_;
-  // Of a user id, whatever pods its processes run in: its refusals cost little. Otherwise one user
-  // can keep the queue of the socket full, and the kernel refuses others, who do not wait.
-  ConnectRate uid_rate_;
+  // Processes that have connected too often, and until when they are refused at once. Otherwise one
+  // of them can keep the queue of the socket full, and the kernel refuses others that do not wait.
+  std::map<pid_t, std::uint64_t> refused_;
 
   std::atomic<bool> stopping_{false};
   std::thread thread_;

@@ -207,7 +207,7 @@ void AskingService::Tick(std::uint64_t now_ns) {
   p.reflection.Tick(now_ns);
 }
 
-void AskingService::Stop() {
+void AskingService::Stop(std::chrono::steady_clock::time_point deadline) {
   Parts& p = *parts_;
   p.check.Stop();
   p.watch.Stop();
@@ -216,7 +216,7 @@ void AskingService::Stop() {
   p.timeline.Stop();
   p.reflection.Stop();
   p.unknown.Stop();
-  p.streams.WaitForNone(std::chrono::steady_clock::now() + kStopPatience);
+  p.streams.WaitForNone(deadline);
   p.dispatcher->Stop();
 }
 

@@ -7,6 +7,7 @@
 #ifndef DAEMON_RPC_ASKING_SERVICE_H_
 #define DAEMON_RPC_ASKING_SERVICE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 
@@ -39,8 +40,9 @@ class AskingService {
   void StopServing();
   // Cancels the calls of clients that ask nothing, or do not read the answer, in time.
   void Tick(std::uint64_t now_ns);
-  // Called after the server's Shutdown(). Waits for the calls to end and joins the threads.
-  void Stop();
+  // Called after the server's Shutdown(). Waits until `deadline` for the calls to end, and joins
+  // the threads.
+  void Stop(std::chrono::steady_clock::time_point deadline);
 
  private:
   struct Parts;

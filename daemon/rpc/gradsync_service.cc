@@ -60,9 +60,9 @@ void GradsyncService::Tick(std::uint64_t now_ns) {
 
 bool GradsyncService::Idle() { return acceptor_.Open().empty(); }
 
-void GradsyncService::Stop() {
+void GradsyncService::Stop(std::chrono::steady_clock::time_point deadline) {
   acceptor_.Stop();
-  streams_.WaitForNone(std::chrono::steady_clock::now() + kStopPatience);
+  streams_.WaitForNone(deadline);
   dispatcher_->Stop();
 }
 

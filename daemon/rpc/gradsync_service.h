@@ -3,6 +3,7 @@
 #ifndef DAEMON_RPC_GRADSYNC_SERVICE_H_
 #define DAEMON_RPC_GRADSYNC_SERVICE_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -35,8 +36,9 @@ class GradsyncService {
   void Tick(std::uint64_t now_ns);
   // True if no stream is open.
   bool Idle();
-  // Called after the server's Shutdown(). Waits for the streams to end and joins the threads.
-  void Stop();
+  // Called after the server's Shutdown(). Waits until `deadline` for the streams to end, and joins
+  // the threads.
+  void Stop(std::chrono::steady_clock::time_point deadline);
 
  private:
   // Refuses the stream if its user has too many that have no session. `open`: all streams.

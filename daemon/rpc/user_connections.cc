@@ -23,7 +23,7 @@ UserConnections::UserConnections(std::string user, std::uint64_t most)
 absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota) {
   if (pauses_.load()) {
     return absl::ResourceExhaustedError(
-        "the user has had too many open calls; try again in half a minute");
+        "the user has had too many open calls; try again in some seconds, at most 32");
   }
   Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
                       std::move(quota)};

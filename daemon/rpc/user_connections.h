@@ -23,8 +23,8 @@ namespace gradsync::daemon {
 // end: gRPC first reads what is left, and finishes a write that the client does not read. So this
 // class ends connections
 //
-// - when too many calls are open: the busiest. Then the user has a pause, and gets no new one:
-//   otherwise a client that connects again at once brings as many calls in the next moment;
+// - when too many calls are open: the busiest. Then the user has a pause, in which it gets no new
+//   connection: otherwise a client that connects again brings as many calls in the next moment;
 // - a while after the client has closed its end.
 //
 // Expect() is thread-safe. Watch() is called by one thread.

@@ -19,6 +19,7 @@
 #include "daemon/rpc/asking_service.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/gradsync_service.h"
+#include "daemon/rpc/stream_count.h"
 #include "daemon/rpc/user_connections.h"
 #include "proto/gradsync/limits.h"
 
@@ -37,6 +38,11 @@ constexpr int kThreads = 3;
 constexpr int kReadBytes = 64 << 10;
 // A server without a connection is ended after this.
 constexpr std::uint64_t kIdleServerNs = 30'000'000'000;
+
+// All services that stop together share it.
+std::chrono::steady_clock::time_point StopDeadline() {
+  return std::chrono::steady_clock::now() + kStopPatience;
+}
 
 }  // namespace
 
@@ -68,8 +74,8 @@ class UserServers::Server {
     server->asking_.Register(&builder);
     server->server_ = builder.BuildAndStart();
     if (server->server_ == nullptr) {
-      server->sessions_.Stop();
-      server->asking_.Stop();
+      server->sessions_.Stop(StopDeadline());
+      server->asking_.Stop(StopDeadline());
       return absl::InternalError("gRPC's server did not start");
     }
     server->counted_ = CountedServer::Newest();
@@ -77,7 +83,7 @@ class UserServers::Server {
       server->sessions_.Start();
       server->asking_.Start();
     } catch (const std::system_error&) {
-      server->Stop();
+      server->Stop(StopDeadline());
       return OutOfThreads();
     }
     return server;
@@ -113,13 +119,13 @@ class UserServers::Server {
 
   // The two halves of its end: the first one cancels every call, the second one waits.
   void Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
-  // Thread-safe and idempotent. Includes the first half.
-  void Stop() {
+  // Thread-safe and idempotent. Includes the first half. Waits for streams until `deadline`.
+  void Stop(std::chrono::steady_clock::time_point deadline) {
     MutexLock lock(&stop_mutex_);
     if (server_ == nullptr) return;
     Shutdown();
-    sessions_.Stop();
-    asking_.Stop();
+    sessions_.Stop(deadline);
+    asking_.Stop(deadline);
     server_->Wait();
     server_.reset();
     stopped_.store(true);
@@ -227,7 +233,7 @@ bool UserServers::Tick(std::uint64_t now_ns) {
   for (auto& server : unused) {
     environment_.reaper->Run([server] {
       server->Shutdown();
-      server->Stop();
+      server->Stop(StopDeadline());
     });
   }
   return any;
@@ -263,7 +269,8 @@ void UserServers::Stop() {
     servers_.clear();
     ending_.clear();
   }
-  for (const auto& server : servers) server->Stop();
+  const auto deadline = StopDeadline();
+  for (const auto& server : servers) server->Stop(deadline);
 }
 
 }  // namespace gradsync::daemon

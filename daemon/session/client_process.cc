@@ -52,27 +52,24 @@ UniqueFd OpenProcess(pid_t pid, uid_t uid) {
   return pidfd.valid() && RunsAs(pid, uid) ? std::move(pidfd) : UniqueFd();
 }
 
-absl::StatusOr<uid_t> UserOf(int socket) {
+absl::StatusOr<ucred> CredentialsOf(int socket) {
   ucred credentials{};
   socklen_t size = sizeof(credentials);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
     return absl::ErrnoToStatus(errno, "SO_PEERCRED");
   }
-  return credentials.uid;
+  return credentials;
 }
 
 absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read) {
-  ucred credentials{};
-  socklen_t size = sizeof(credentials);
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
-    return absl::ErrnoToStatus(errno, "SO_PEERCRED");
-  }
+  const absl::StatusOr<ucred> credentials = CredentialsOf(socket);
+  if (!credentials.ok()) return credentials.status();
   ClientProcess process;
-  process.uid = credentials.uid;
-  process.gid = credentials.gid;
-  process.pid = credentials.pid;
+  process.uid = credentials->uid;
+  process.gid = credentials->gid;
+  process.pid = credentials->pid;
   int pidfd = -1;
-  size = sizeof(pidfd);
+  socklen_t size = sizeof(pidfd);
   UniqueFd opened;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {
     opened = UniqueFd(pidfd);

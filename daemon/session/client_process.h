@@ -3,6 +3,7 @@
 #ifndef DAEMON_SESSION_CLIENT_PROCESS_H_
 #define DAEMON_SESSION_CLIENT_PROCESS_H_
 
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include <memory>
@@ -30,8 +31,8 @@ struct ClientProcess {
   Tenant tenant() const { return Tenant(uid, place.pod); }
 };
 
-// The user of the process at the other end. Fails if the kernel does not know the process.
-absl::StatusOr<uid_t> UserOf(int socket);
+// The process at the other end, and its user. Fails if the kernel does not know the process.
+absl::StatusOr<ucred> CredentialsOf(int socket);
 // Asks the kernel: SO_PEERCRED, then SO_PEERPIDFD or pidfd_open, then /proc for its pod. Fails if
 // the kernel does not know the process, or if it has ended.
 absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read = ReadCgroups);

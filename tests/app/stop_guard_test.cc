@@ -32,21 +32,6 @@ TEST(StopGuardTest, LaterLimitReplacesALongerOne) {
   called.Wait();
 }
 
-TEST(StopGuardTest, CallsOnce) {
-  int calls = 0;
-  {
-    Gate called;
-    StopGuard guard([&](const char*) {
-      ++calls;
-      called.Open();
-    });
-    guard.Allow(absl::ZeroDuration());
-    called.Wait();
-    guard.Allow(absl::ZeroDuration());
-  }
-  EXPECT_EQ(calls, 1);
-}
-
 TEST(StopGuardTest, StopThatEndsInTimeIsNoHang) {
   bool hung = false;
   {

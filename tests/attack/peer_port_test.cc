@@ -143,12 +143,18 @@ TEST_F(PeerPort, ConnectionsThatSendWithoutAPauseLetOthersIn) {
 }
 
 TEST_F(PeerPort, ConnectionThatSendsWithoutHelloEnds) {
-  RawHttp2 connection(ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress), 65535);
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer is too slow: the connection sends too little";
+  const std::string peer = alpha_.Status().peer_address();
   const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
-  while (connection.connected() && connection.SendNothings() && NowNs() < give_up_ns) {
+  // The first one may end for another reason: it keeps others from being accepted.
+  std::string log;
+  while (log.find("it sends much, and has not said Hello") == std::string::npos) {
+    ASSERT_LT(NowNs(), give_up_ns) << log;
+    RawHttp2 connection(ConnectTcp(peer, kAttackersAddress), 65535);
+    while (connection.connected() && connection.SendNothings() && NowNs() < give_up_ns) {
+    }
+    log = alpha_.Log();
   }
-  const std::string log = alpha_.Log();
-  EXPECT_NE(log.find("it sends much, and has not said Hello"), std::string::npos) << log;
   ExpectUnharmed();
 }
 
@@ -307,6 +313,8 @@ class GreetedStreams {
     one.ended = true;
     return one.stream->Finish();
   }
+  // Sends a message on the newest stream. False: the stream has ended.
+  bool Send(const v1::AttachRequest& message) { return streams_.back()->stream->Write(message); }
 
  private:
   struct Greeted {
@@ -319,6 +327,22 @@ class GreetedStreams {
   std::vector<std::unique_ptr<v1::Peer::Stub>> stubs_;
   std::vector<std::unique_ptr<Greeted>> streams_;
 };
+
+TEST_F(PeerPort, ConnectionThatHasSaidHelloMaySendMuch) {
+  GreetedStreams node(kAttackersAddress, alpha_.Status().peer_address());
+  ASSERT_TRUE(node.Open().ok());
+  // For longer than the daemon looks on. The rank does not exist, so the message means nothing.
+  v1::AttachRequest message;
+  message.mutable_rank_ended()->set_incarnation(1);
+  message.mutable_rank_ended()->mutable_status()->set_code(1);
+  message.mutable_rank_ended()->mutable_status()->set_message(std::string(32 << 10, 'x'));
+  const std::uint64_t until_ns = NowNs() + 1'500'000'000;
+  std::uint64_t sent = 0;
+  while (NowNs() < until_ns && node.Send(message)) sent += message.ByteSizeLong();
+  EXPECT_GE(NowNs(), until_ns) << "the stream has ended";
+  EXPECT_GE(sent, 16 * kMiB);
+  EXPECT_EQ(alpha_.Log().find("peer port: connection ended"), std::string::npos) << alpha_.Log();
+}
 
 TEST_F(PeerPort, StreamsOfOneAddressWithHelloAreFew) {
   if (kScale != 1) GTEST_SKIP() << "a sanitizer is too slow: the first streams would have ended";

@@ -10,8 +10,9 @@
 
 namespace gradsync::attack {
 
-// One connection. It reads nothing, unless told to. It takes a server that reads nothing for 5 s for
-// one that has ended the connection: the kernel may say so only after a minute. Not thread-safe.
+// One connection. It reads nothing, unless told to. It takes a server that reads nothing for 5 s
+// for one that has ended the connection: the kernel may say so only after a minute. Not
+// thread-safe.
 class RawHttp2 {
  public:
   // `window`: the bytes of each answer that the server may send; it never gets more.

@@ -54,14 +54,26 @@ struct Connection {
 
 class ConnectionLimitTest : public testing::Test {
  protected:
-  absl::Status Admit(const std::string& host, std::uint16_t port = 4711,
-                     std::optional<std::uint32_t> user = std::nullopt) {
+  absl::Status Admit(const std::string& host, std::uint16_t port, ConnectionLimit::Place place) {
     auto connection = std::make_unique<Connection>();
-    const absl::Status status = limit_.Admit(connection->ours.get(), Address(host, port), user);
+    const absl::Status status =
+        limit_.Admit(connection->ours.get(), Address(host, port), [&] { return place; });
     if (status.ok()) connections_.push_back(std::move(connection));
     return status;
   }
 
+  absl::Status Admit(const std::string& host, std::uint16_t port) {
+    return Admit(host, port, ConnectionLimit::Place{});
+  }
+  // From another port each time.
+  absl::Status Admit(const std::string& host) { return Admit(host, ++last_port_); }
+  // From this machine.
+  absl::Status AdmitLocal(const std::string& host, std::uint16_t port,
+                          std::optional<std::uint32_t> user) {
+    return Admit(host, port, ConnectionLimit::Place{true, user});
+  }
+
+  std::uint16_t last_port_ = 10'000;
   ManualClock clock_;
   ConnectionLimit limit_{{2, 5}, &clock_};
   std::vector<std::unique_ptr<Connection>> connections_;
@@ -136,7 +148,7 @@ TEST_F(ConnectionLimitTest, FindsThisSideOfTheConnectionsOfAPort) {
 }
 
 TEST_F(ConnectionLimitTest, AnAddressWaitsAfterTheEnd) {
-  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  ASSERT_TRUE(Admit("10.0.0.1", 4711).ok());
   EXPECT_TRUE(limit_.End(std::string("\x0a\0\0\1", 4), 4711));
   connections_.clear();
   const absl::Status refused = Admit("10.0.0.1");
@@ -148,11 +160,11 @@ TEST_F(ConnectionLimitTest, AnAddressWaitsAfterTheEnd) {
 
 TEST_F(ConnectionLimitTest, AnAddressWaitsLongerAfterTheNextEnd) {
   const std::string ip("\x0a\0\0\1", 4);
-  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  ASSERT_TRUE(Admit("10.0.0.1", 4711).ok());
   EXPECT_TRUE(limit_.End(ip, 4711));
   connections_.clear();
   clock_.Advance(kSecondNs);
-  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  ASSERT_TRUE(Admit("10.0.0.1", 4711).ok());
   EXPECT_TRUE(limit_.End(ip, 4711));
   connections_.clear();
   clock_.Advance(kSecondNs);
@@ -164,7 +176,7 @@ TEST_F(ConnectionLimitTest, AnAddressWaitsLongerAfterTheNextEnd) {
 
 TEST_F(ConnectionLimitTest, RemembersAnAddressThatDidHarmAmongMany) {
   const std::string ip("\x0a\0\0\1", 4);
-  ASSERT_TRUE(Admit("10.0.0.1").ok());
+  ASSERT_TRUE(Admit("10.0.0.1", 4711).ok());
   EXPECT_TRUE(limit_.End(ip, 4711));
   connections_.clear();
   int admitted = 0;
@@ -177,19 +189,43 @@ TEST_F(ConnectionLimitTest, RemembersAnAddressThatDidHarmAmongMany) {
   EXPECT_FALSE(Admit("10.0.0.1").ok());
 }
 
-TEST_F(ConnectionLimitTest, AUserOfThisMachineIsACallerOfItsOwn) {
+TEST_F(ConnectionLimitTest, AUserOfThisMachineIsOneCallerAtAllAddresses) {
   const std::string ip("\x7f\0\0\1", 4);
-  ASSERT_TRUE(Admit("127.0.0.1", 1, 1000).ok() && Admit("127.0.0.1", 2, 1000).ok());
-  const absl::Status refused = Admit("127.0.0.1", 3, 1000);
-  EXPECT_TRUE(absl::StrContains(refused.message(), "user 1000 of this machine has 2 connections"))
+  constexpr std::uint32_t kStranger = 54321;
+  ASSERT_TRUE(AdmitLocal("127.0.0.1", 1, kStranger).ok());
+  ASSERT_TRUE(AdmitLocal("127.0.0.2", 2, kStranger).ok());
+  const absl::Status refused = AdmitLocal("127.0.0.3", 3, kStranger);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "user 54321 of this machine has 2 connections"))
       << refused;
-  EXPECT_TRUE(Admit("127.0.0.1", 3, 0).ok());
-  EXPECT_TRUE(Admit("127.0.0.1", 4).ok());
-  EXPECT_TRUE(limit_.End(ip, 2));
-  EXPECT_TRUE(connections_[1]->ended());
-  EXPECT_FALSE(Admit("127.0.0.1", 5, 1000).ok());
-  EXPECT_TRUE(Admit("127.0.0.1", 5, 0).ok()) << "it did no harm";
+  EXPECT_TRUE(AdmitLocal("127.0.0.1", 3, 0).ok());
+  EXPECT_TRUE(limit_.End(ip, 1));
+  EXPECT_TRUE(connections_[0]->ended());
+  EXPECT_FALSE(connections_[1]->ended());
+  EXPECT_FALSE(AdmitLocal("127.0.0.4", 5, kStranger).ok());
+  EXPECT_TRUE(AdmitLocal("127.0.0.1", 5, 0).ok()) << "it did no harm";
   EXPECT_EQ(limit_.OwnEnds(ip, 3).size(), 1u);
+}
+
+TEST_F(ConnectionLimitTest, RootIsACallerOfItsOwnAtEachAddress) {
+  ASSERT_TRUE(AdmitLocal("127.0.0.1", 1, 0).ok() && AdmitLocal("127.0.0.1", 2, 0).ok());
+  EXPECT_FALSE(AdmitLocal("127.0.0.1", 3, 0).ok());
+  EXPECT_TRUE(AdmitLocal("127.0.0.2", 3, 0).ok());
+}
+
+TEST_F(ConnectionLimitTest, WhoIsUnknownOnThisMachineIsOneCaller) {
+  ASSERT_TRUE(AdmitLocal("127.0.0.1", 1, std::nullopt).ok());
+  ASSERT_TRUE(AdmitLocal("127.0.0.2", 2, std::nullopt).ok());
+  EXPECT_FALSE(AdmitLocal("127.0.0.3", 3, std::nullopt).ok());
+  EXPECT_TRUE(AdmitLocal("127.0.0.3", 3, 0).ok());
+}
+
+// gRPC names a caller by its address and port alone.
+TEST_F(ConnectionLimitTest, PortThatIsInUseIsRefused) {
+  ASSERT_TRUE(AdmitLocal("127.0.0.1", 1, 0).ok());
+  const absl::Status refused = AdmitLocal("127.0.0.1", 1, 54321);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "another connection from port 1")) << refused;
+  connections_.clear();
+  EXPECT_TRUE(AdmitLocal("127.0.0.1", 1, 54321).ok()) << "it is closed";
 }
 
 }  // namespace

@@ -103,8 +103,13 @@ TEST(PeerListenerTest, EndsAConnectionThatTakesTooLong) {
     while (recv(connection.get(), &byte, 1, 0) > 0) {
     }
   });
-  const UniqueFd slow = MakeSocket(), next = MakeSocket();
+  const UniqueFd slow = MakeSocket(), again = MakeSocket(), next = MakeSocket();
   EXPECT_TRUE(Connect(slow, (*listener)->port()));
+  EXPECT_TRUE(Connect(again, (*listener)->port()));
+  sockaddr_in elsewhere{};
+  elsewhere.sin_family = AF_INET;
+  elsewhere.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+  ASSERT_EQ(bind(next.get(), reinterpret_cast<const sockaddr*>(&elsewhere), sizeof(elsewhere)), 0);
   EXPECT_TRUE(Connect(next, (*listener)->port()));
   ASSERT_TRUE(Soon([&] { return connected == 1; }));
   (*listener)->EndSlow(/*limit_ns=*/std::uint64_t{1} << 60);
@@ -115,6 +120,7 @@ TEST(PeerListenerTest, EndsAConnectionThatTakesTooLong) {
     return connected == 2;
   })) << "the other connection is accepted";
   EXPECT_EQ(recv(slow.get(), &byte, 1, 0), 0) << "the slow one has ended";
+  EXPECT_EQ(recv(again.get(), &byte, 1, 0), 0) << "its caller has a pause";
 }
 
 TEST(PeerListenerTest, SaysWhyItCannotListen) {

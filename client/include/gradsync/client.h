@@ -30,7 +30,8 @@
 //                        on a GPU, and no verdict arrived.
 //   FAILED_PRECONDITION  LEFT: this rank has left. CLOSED: the Session was destroyed.
 //
-// UNAVAILABLE DAEMON_SILENT does not end the session: the daemon has said nothing for two leases,
+// UNAVAILABLE DAEMON_SILENT does not end the session: the daemon has said nothing for two leases
+// (or has not sent the verdict of a decided step within 10 s),
 // because it is stopped or hangs. WaitStep, WaitBucket and LeaveAndStay can be repeated, and go on
 // when the daemon does. If Barrier, Broadcast or AllReduce returns it, this session takes no more
 // operations: that one may still complete on other ranks.
