@@ -1,4 +1,4 @@
-// How long a caller who does harm has to wait.
+// A caller does harm: how long it must wait.
 
 #ifndef DAEMON_BASE_GROWING_PAUSE_H_
 #define DAEMON_BASE_GROWING_PAUSE_H_
@@ -9,8 +9,8 @@
 namespace gradsync::daemon {
 
 // The first pause lasts for kFirstNs. Each further one is twice as long as the one before, up to
-// kMostNs, until the caller has done no harm for kForgivenNs. So a caller who does harm whenever it
-// may takes little of the daemon's time. A value.
+// kMostNs. After kForgivenNs without harm it begins with kFirstNs again. So a caller that does harm
+// again and again takes little of the daemon's time. A value.
 class GrowingPause {
  public:
   static constexpr std::uint64_t kFirstNs = 1'000'000'000;

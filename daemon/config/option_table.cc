@@ -315,7 +315,8 @@ std::vector<OptionEntry> MakeTable() {
       Bytes(&Options::quota_control_bytes_per_user, kMiB, 64 * kGiB, 1,
             {"quota_control_bytes_per_user", kQuotas,
              "Memory that the daemon itself keeps for one user: names and plans of layouts, steps, "
-             "timelines, jobs, and messages that trainers do not read.",
+             "timelines, jobs, broadcasts that only pass through here, and messages that trainers "
+             "do not read.",
              "1GiB"}),
 
       String(
