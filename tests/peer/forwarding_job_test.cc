@@ -310,7 +310,7 @@ class LargeLayoutTest : public ForwardingJobTest {
     for (std::size_t i = 0; i < kBuckets; ++i) count += large_.done(i) == step ? 1 : 0;
     return count;
   }
-  // The coordinator launches. Returns the page whose word the launch writes when it is done.
+  // Launches as the coordinator does. Returns the page that gets the done word.
   std::shared_ptr<SemaphorePage> Launch(std::size_t bucket, std::uint64_t step) {
     v1::Launch launch;
     launch.set_channel(1);
