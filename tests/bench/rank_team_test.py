@@ -1,8 +1,10 @@
 """The ranks of a bench, and what the bench says of one that fails."""
 
+import contextlib
 import os
 import pathlib
 import re
+import select
 import signal
 import sys
 
@@ -80,8 +82,13 @@ def test_a_rank_that_is_killed_is_named(team):
 
 
 def test_ranks_end_with_the_process_that_has_forked_them(team):
-    (first, *_) = team._children
-    os.kill(first.pid, signal.SIGTERM)
-    first.process.wait(10)
-    left = [pid for pid in team._pids if os.path.exists(f"/proc/{pid}")]
-    assert len(left) == len(team._children) - 1
+    (first, *others) = team._children
+    with contextlib.ExitStack() as stack:
+        ending = {}
+        for pid in set(team._pids) - {other.pid for other in others}:
+            ending[pid] = os.pidfd_open(pid)
+            stack.callback(os.close, ending[pid])
+        os.kill(first.pid, signal.SIGTERM)
+        for pid, pidfd in ending.items():
+            assert select.select([pidfd], [], [], 60)[0], f"process {pid} has not ended"
+    assert all(other.process.poll() is None for other in others)
