@@ -52,8 +52,8 @@ class BucketReductions {
   // The statistics that the last reductions measured, by bucket. A sum of squares is NaN if it is
   // not measured, and 0 for the bucket of the model's buffers, which has no gradients.
   std::vector<GradientStats> Stats() const;
-  // For Reducer::GiveUp, which is called once per step: nullopt if this is not the first call for
-  // the step. Only for a layout on GPUs.
+  // The argument of Reducer::GiveUp(), for the first call in a step; nullopt in later calls. Only
+  // for a layout on GPUs.
   std::optional<GivenUpStep> GiveUp(std::uint64_t step);
 
  private:

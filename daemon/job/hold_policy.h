@@ -73,8 +73,8 @@ class HoldPolicy {
   // beyond the world size.
   bool HasCompleted(std::uint32_t rank) const;
   // The sessions of ranks that have left for good wait until every rank has left: a rank may be
-  // lost before it has saved its work, and its replacement needs the state that they have. They do
-  // not wait if a rank that is lost now could not be replaced.
+  // lost before it has saved its work, and its replacement needs the state that they have. If a
+  // rank that is lost now could not be replaced, they end at once.
   bool LeaversWait() const;
 
  private:

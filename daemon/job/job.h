@@ -60,7 +60,7 @@ struct JobIdentity {
   std::string job_id;
   std::string token_hash;  // SHA-256, empty without a token
   std::uint64_t generation = 1;
-  PodId pod;  // of the rank that began the job; none also if that rank is on another node
+  PodId pod;  // of the rank that began the job; none if that rank is in no pod, or on another node
 
   // Who is charged for what the job keeps, and has its share of the threads.
   Tenant payer() const { return Tenant(uid, pod); }
@@ -70,7 +70,8 @@ struct JobIdentity {
 struct JobEnvironment {
   const Clock* clock = nullptr;
   Reducer* reducer = nullptr;
-  UserExecutor* executor = nullptr;  // copies memory, ends void steps; never runs work inline
+  // The daemon's copier, not the sessions' executor. Never runs work inline.
+  UserExecutor* executor = nullptr;
   std::size_t max_buckets_per_layout = 4096;
   ArenaQuota* memory = nullptr;    // charged for what jobs keep; null: nothing is charged
   std::string node_name;           // for jobs with ranks on other nodes
@@ -155,8 +156,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // begun fewer collectives, if there are any.
   absl::Status QueryCollectives(RankSession session, absl::Duration waited);
   // ---- The state of the model: see StateHealing.
-  // `timeout_ns`: until the rank may mark buckets; 0: no deadline. hold_timeout still ends the
-  // job if others wait. `staging` is populated.
+  // `timeout_ns`: how long it may take until the rank may mark buckets; 0: no deadline.
+  // hold_timeout still ends the job if others wait. `staging` is populated.
   absl::Status FetchState(RankSession session, StagingMemory staging, std::uint64_t timeout_ns);
   absl::Status OfferState(RankSession session, std::uint64_t transfer, std::uint64_t bytes,
                           StagingMemory staging);
@@ -168,9 +169,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status Leave(RankSession session, bool exit);
   absl::Status Finish(RankSession session);
 
-  // True if no new generation may begin for this rank: the policy is `hold`, the job is full and
-  // has not ended, and the rank takes part or is not below the world size. Join() then takes the
-  // rank's next session if its last one is lost, and refuses it otherwise.
+  // True if the rank's next session belongs to this generation: the policy is `hold`, the job is
+  // full and has not ended, and the rank takes part or is not below the world size. Join() then
+  // takes the rank's next session if its last one is lost, and refuses it otherwise.
   bool Replaceable(std::uint32_t rank) const;
 
   // What a running step waits for; "" if it is not running.
@@ -186,7 +187,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void Tick();
 
   RankState StateOf(std::uint32_t rank) const;
-  // Some rank runs, or ran, in this pod; or in none that this node knows, if it is none.
+  // Some rank runs or ran in this pod. If `pod` is none: in no pod, or in one that this node does
+  // not know.
   bool HasRankIn(const PodId& pod) const;
   // No session is left, and no reduction touches the memory of one.
   bool Empty() const;

@@ -92,8 +92,8 @@ class JobPort {
   // kLost if another session has the rank by now.
   virtual RankState StateOf(RankSession session) const = 0;
 
-  // The layouts that this session, which came after a loss, has to register. A job on another node
-  // takes no rank back: it has none.
+  // The layouts that this session, which came after a loss, has to register. None in a job on
+  // another node: such a job never holds a rank.
   virtual std::vector<CurrentLayout> CurrentLayouts(RankSession) const { return {}; }
   // True if the job would hold the rank if this session's process ended now.
   virtual bool WouldHold(RankSession) const { return false; }

@@ -100,7 +100,8 @@ class JobTable final : public JobFinder {
   // Charges the user for a job. Forgets retired jobs of the user if there is no room otherwise.
   absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(const Tenant& user, std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Forgets the oldest retired job of the user. False if there are not more than `keep`.
+  // Forgets the oldest retired job of the user. False, and nothing changes, if the user has `keep`
+  // or fewer.
   bool DropRetiredLocked(const Tenant& user, std::size_t keep)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Retires the jobs that all ranks have left.

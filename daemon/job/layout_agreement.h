@@ -88,8 +88,8 @@ class LayoutAgreement {
   void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
   // Keeps `memory`, which a registered rank has, until ReleaseMemory.
   void KeepMemory(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
-  // The agreement is reached, and the rank's next session, after a loss, asks for the same layout.
-  // LAYOUT_MISMATCH if it differs. The agreement stays as it is.
+  // After a loss: the rank's next session registers the layout again. Requires that the agreement
+  // is reached. LAYOUT_MISMATCH if it differs. The agreement stays as it is.
   absl::Status Rejoin(std::uint32_t rank, LayoutRequest request);
   // FAILED_PRECONDITION: a breach of the protocol by this rank.
   absl::Status Mapped(std::uint32_t rank, RankMemory memory);
@@ -117,7 +117,7 @@ class LayoutAgreement {
   }
   // The memory of any session of a rank, also of a lost one until ReleaseLostMemory.
   const RankMemory* memory(RankSession session) const;
-  // Null also if the rank is on another node.
+  // Null if the rank has mapped no memory, or is on another node.
   SemaphorePage* semaphores(std::uint32_t rank) const {
     return ranks_[rank].memory.has_value() ? ranks_[rank].memory->semaphores.get() : nullptr;
   }

@@ -94,7 +94,7 @@ class LayoutChannel {
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
   // The rank uses the layout no more, and sends no further message about it. Its memory is released
-  // as soon as no reduction can touch it. Steps that need the rank are void soon.
+  // as soon as no reduction can touch it. A step that needs the rank becomes void after 5 s.
   void RankReleased(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   bool released(std::uint32_t rank) const { return released_[rank]; }
   // No step is running, and no rank that is in the job has the layout any more.
@@ -217,7 +217,8 @@ class LayoutChannel {
   bool SeenComplete() const;
   void MaybeFinish(std::uint64_t now_ns, DeferredActions* actions);
   // The running step is void. If it has many done words, the executor writes them, and wakes their
-  // waiters, before the ranks get the verdict. True: the step is not finished before Signalled().
+  // waiters, before the ranks get the verdict. True: the caller must not finish the step;
+  // Signalled() does.
   bool SignalLater(DeferredActions* actions);
   // Writes the done words of a void step that the executor has not written.
   void SignalNow();

@@ -196,7 +196,7 @@ class LayoutSet {
 
   std::map<std::uint32_t, std::unique_ptr<LayoutChannel>> layouts_;  // by channel
   std::uint32_t last_channel_ = 0;
-  std::vector<ReleasedLayout> released_;  // the last one is the latest; one of a name
+  std::vector<ReleasedLayout> released_;  // the latest is last; at most one for each name
   std::vector<ReleasedLayout> retired_;   // after Retire()
   bool any_released_ = false;             // some rank has released a layout of the set
   std::vector<FailedAgreement> failures_;

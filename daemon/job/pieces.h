@@ -1,4 +1,4 @@
-// Work of a job for the executor that would keep other users waiting if it ran at once.
+// Work that a job gives to the executor in pieces: in one piece it would keep other users waiting.
 
 #ifndef DAEMON_JOB_PIECES_H_
 #define DAEMON_JOB_PIECES_H_

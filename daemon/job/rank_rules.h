@@ -50,7 +50,8 @@ class RankRules {
   // after a loss first gets the state of the model and completes a step of every layout. But if no
   // running step has gradients of its lost session, it may leave for good (`exit`) without a step.
   absl::Status CheckLeave(std::uint32_t rank, bool exit) const;
-  // The rank may finish: as it may leave for good, but a rank that stays waits for LeaveDone first.
+  // The rank may finish: under the same conditions as for leaving for good; a rank that stays must
+  // first get LeaveDone.
   absl::Status CheckFinish(std::uint32_t rank) const;
 
   // ---- What ends the job

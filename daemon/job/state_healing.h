@@ -138,9 +138,9 @@ class StateTransfer {
 
 // Serves the replacements that have asked for the state, one at a time. Chooses a source among the
 // ranks whose state is frozen, and another one if it refuses, is silent or is lost. While no rank
-// is frozen, it takes one that has begun the step: it may wait for a bucket, and answers then. Asks
-// every survivor for its digests once it has begun the step, and admits the replacement when all
-// that were asked agree. It does not wait for a rank that has not begun the step: that may take
+// is frozen, it takes one that has begun the step: such a rank answers when it waits for a bucket.
+// Asks every survivor for its digests once it has begun the step, and admits the replacement when
+// all that were asked agree. It does not wait for a rank that has not begun the step: that may take
 // long, and meanwhile another loss could leave no rank with the state.
 //
 // Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps its
@@ -160,8 +160,7 @@ class StateHealing {
 
   // How long a source may take for its offer, and each of the two ranks for each chunk.
   static constexpr std::uint64_t kSilenceNs = 30'000'000'000;
-  // How long a replacement may load what it has read, until it sends its digests. It begins again
-  // with each transfer.
+  // How long a replacement may take from the last chunk to its digests, in each transfer.
   static constexpr std::uint64_t kLoadNs = 120'000'000'000;
   // How much longer a rank may take to load or to hash, per byte of the state: 100 MB/s.
   static constexpr std::uint64_t kHashNsPerByte = 10;
@@ -247,7 +246,7 @@ class StateHealing {
   void AskRanks(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSlowReplacement(std::uint64_t now_ns, DeferredActions* actions);
   void GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions);
-  // Sends the replacement `why` its request has ended. Returns the request after it.
+  // Ends the request and tells the replacement `why`. Returns the request after it.
   std::vector<Request>::iterator Fail(std::vector<Request>::iterator request, absl::Status why,
                                       DeferredActions* actions);
   // Admits the replacement if every rank that was asked has answered and all digests agree; ends
@@ -267,7 +266,7 @@ class StateHealing {
   Membership* const members_;
   const OnCopied copied_;
 
-  std::vector<Request> requests_;  // in the order of their requests; one of a rank at most
+  std::vector<Request> requests_;  // in the order of their requests; at most one per rank
   std::optional<StateTransfer> transfer_;
   std::uint64_t transfers_ = 0;  // number of the last one
   bool copying_ = false;         // also after the end of its transfer; the next one waits for it

@@ -17,7 +17,7 @@ namespace gradsync::daemon {
 
 // A node says whose job it joins, and that user is charged. So a stranger could have as much as all
 // users together. An address counts each job once, whatever nodes of it join the job.
-// Thread-safe. What it gives may outlive it.
+// Thread-safe. Its results may outlive it.
 class AddressJobs {
  public:
   // Three jobs of the most ranks, or some 350 of a few.

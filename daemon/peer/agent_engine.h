@@ -36,7 +36,7 @@ namespace gradsync::daemon {
 class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
-    Tenant user;                   // whom its engines are counted for
+    Tenant user;                   // the user for whom its engines count
     ArenaQuota* memory = nullptr;  // is charged for launches in flight; null: nothing is
     std::string node_name;         // of this node
     // Where this node's engines listen; empty: the address that the coordinator sees.

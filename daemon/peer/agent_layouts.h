@@ -103,7 +103,7 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
   // work for this layout.
   struct OwedWords {
     std::uint64_t step = 0;
-    std::size_t next = 0;  // the bucket that comes next; after the last bucket comes the first
+    std::size_t next = 0;  // the next bucket; bucket 0 follows the last one
     std::size_t left = 0;  // buckets that are yet to come
     // By bucket: its word is written, and now belongs to a launch of a later step.
     std::vector<bool> launched;

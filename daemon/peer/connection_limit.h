@@ -49,14 +49,14 @@ class ConnectionLimit {
     bool local = false;                 // on this machine
     std::optional<std::uint32_t> user;  // whose process it is, if the kernel says so
   };
-  // Counts the connection for as long as it is open. `place` is called if the address alone does
-  // not say no. RESOURCE_EXHAUSTED: the caller, or all of them, would have too many, the caller has
-  // a pause after an End(), or another connection comes from the same port.
+  // Counts the connection for as long as it is open. `place` is called only if the address alone is
+  // no reason to refuse. RESOURCE_EXHAUSTED: the caller, or all of them, would have too many, the
+  // caller has a pause after an End(), or another connection comes from the same port.
   absl::Status Admit(int connection, const sockaddr_storage& peer,
                      absl::FunctionRef<Place()> place);
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
-  // order. Then the caller has a pause: it gets no new connection. False if there is no such
-  // connection any more.
+  // order. Then the caller is paused: it gets no new connection for a while. False if there is no
+  // such connection any more.
   bool End(const std::string& ip, std::uint16_t port);
   // The connections that have sent more than `bytes` since they were named here last: the addresses
   // of their other ends.

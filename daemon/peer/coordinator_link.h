@@ -104,7 +104,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
 
   MemoryAccount Account() const { return {context_.memory, context_.payer}; }
   void OnStarted(bool ok);
-  // What a trainer has sent can take many times as much memory as it has bytes.
+  // A trainer's message can take many times its size in memory.
   std::size_t BytesOf(const v1::AttachRequest& message) const override {
     return message.SpaceUsedLong();
   }

@@ -32,7 +32,7 @@ namespace gradsync::daemon {
 
 // The arguments of an EngineMaker, which makes an engine and blocks until every node has connected.
 struct EngineSpec {
-  Tenant user;  // whom it is counted for
+  Tenant user;  // the user for whom it counts
   std::uint32_t node = 0;
   std::vector<std::string> node_names;
   std::string address;  // of this node, for the others

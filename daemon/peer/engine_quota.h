@@ -16,7 +16,7 @@ namespace gradsync::daemon {
 // Other nodes decide when an engine is made, and one that connects takes up to 10 s to end. An
 // engine counts for whoever is charged for its job. On the coordinator that is a user in no pod if
 // the job's first rank is on another node; on an agent it is the rank that attached the node.
-// Thread-safe. What it gives may outlive it.
+// Thread-safe. Its results may outlive it.
 class EngineQuota {
  public:
   // All users together have as many as this number of users may have.

@@ -23,7 +23,7 @@ namespace gradsync::daemon {
 // groups with the agents' sessions and with the jobs.
 class NodeGroupTable {
  public:
-  // What `environment` points to outlives the table.
+  // The objects of `environment` outlive the table.
   explicit NodeGroupTable(NodeGroupEnvironment environment);
 
   // Finds the group of this key, or makes it. UNAVAILABLE DRAINING: after Refuse().

@@ -38,8 +38,8 @@ class PeerListener {
 
   std::uint16_t port() const { return port_; }
 
-  // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor. It
-  // may last for as long as the other node sends: see EndSlow().
+  // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor. The
+  // call may last for as long as the other node sends: see EndSlow().
   void Start(std::function<void(UniqueFd connection)> connected);
   // As ConnectionLimit::End(). Thread-safe.
   bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
@@ -55,7 +55,7 @@ class PeerListener {
  private:
   explicit PeerListener(ConnectionLimit::Bounds bounds) : limit_(bounds, &clock_) {}
   void Loop();
-  // False if the process or the machine has run out of what it takes.
+  // False if the process or the machine has no resources left for it.
   bool Accept(int socket);
 
   // Constant once started.

@@ -10,7 +10,7 @@
 
 namespace gradsync::daemon {
 
-// A little costs nothing, and more is charged in steps. So what is usual never waits for the
+// A small amount is free, and more is charged in steps. So the usual case never waits for the
 // ledger.
 //
 // Externally synchronized. The account's quota outlives it.

@@ -1,8 +1,9 @@
 // The thread that accepts connections on both sockets, identifies their processes, answers the side
 // socket, sees processes end, and calls the tick.
 //
-// It sleeps in epoll. It ticks only while a session is open or the last tick asked for another one,
-// so an idle daemon uses no CPU.
+// It sleeps in epoll. It ticks while a session, a connection or a client of the side socket is
+// open, while a listener is paused, and while the last tick asked for another one. Otherwise it
+// sleeps, so an idle daemon uses no CPU.
 
 #ifndef DAEMON_RPC_ACCEPT_LOOP_H_
 #define DAEMON_RPC_ACCEPT_LOOP_H_
@@ -38,7 +39,7 @@ class AcceptLoop {
     // Gives a connection of a user to gRPC, which owns the descriptor from then on. Not OK: it is
     // closed.
     std::function<absl::Status(Connections::Admitted connection, const Tenant& user)> connected;
-    // Called every kTickMs while a session is open, or while it returns true.
+    // Called at each tick, every kTickMs. Returns true to be called again.
     std::function<bool()> tick;
     // Called every `watchdog_period`, unless that is zero.
     std::function<void()> watchdog;

@@ -2,7 +2,7 @@
 //
 // gRPC counts a call when its headers arrive. That can be long before a thread of ours hears of it:
 // a thread that reads a connection hands nothing on for as long as there is more to read. Each call
-// takes about 13 KiB until it is destroyed, also if the client has reset it at once.
+// takes about 13 KiB until it is destroyed, even if the client has reset it at once.
 
 #ifndef DAEMON_RPC_CALL_COUNTS_H_
 #define DAEMON_RPC_CALL_COUNTS_H_
@@ -38,10 +38,10 @@ class CountedServer {
   // starts a server.
   static CountedServer Newest();
 
-  // gRPC does not count the end of a call that it refuses itself, as one without a path. So over
-  // time, `open` becomes larger than the truth. It can also be smaller: a call counts as ended once
-  // it is answered, although a connection that is busy with reading still holds it. A look 20 times
-  // a second takes 0.3 % of a core (measured).
+  // gRPC does not count the end of a call that it refuses itself, such as one without a path. So
+  // over time, `open` becomes larger than the truth. It can also be smaller: a call counts as ended
+  // once it is answered, although a connection that is busy with reading still holds it. A look 20
+  // times a second takes 0.3 % of a core (measured).
   CallCounts Calls() const;
   // Counts every end. Asks gRPC for each connection, so it is for rare looks. It has no connections
   // from AddInsecureChannelFromFd(). A connection stays in it until the last of its calls is

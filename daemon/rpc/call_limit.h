@@ -15,7 +15,7 @@ namespace gradsync::daemon {
 
 // The server's own count is cheap to ask for, but wrong both ways: some calls never end in it, and
 // some have ended there while the connection still holds them, if it is busy with reading. The
-// connections' counts are right and dear. So they are asked for when the server's count of open
+// connections' counts are right but costly. So they are asked for when the server's count of open
 // calls rises beyond the limit, and after every `most` calls. Not thread-safe.
 class CallLimit {
  public:

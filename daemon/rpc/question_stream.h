@@ -1,6 +1,6 @@
 // A call with which a client asks the daemon something: Health, Introspection or reflection.
 //
-// Each of these methods is served as a stream, also if its form is unary: on the wire a unary call
+// Each of these methods is served as a stream, even if its form is unary: on the wire a unary call
 // is a stream with one message each way. So a call holds no thread while its client sends nothing
 // or reads nothing.
 

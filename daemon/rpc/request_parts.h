@@ -1,4 +1,4 @@
-// What has come of a rank's requests that are longer than one message.
+// Collects a rank's requests that come in several messages.
 
 #ifndef DAEMON_RPC_REQUEST_PARTS_H_
 #define DAEMON_RPC_REQUEST_PARTS_H_

@@ -23,8 +23,8 @@ namespace gradsync::daemon {
 // end: gRPC first reads what is left, and finishes a write that the client does not read. So this
 // class ends connections
 //
-// - when too many calls are open: the busiest. Then the user has a pause, in which it gets no new
-//   connection: otherwise a client that connects again brings as many calls in the next moment;
+// - when too many calls are open: the busiest. Then the user gets no new connection for a while (a
+//   pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end.
 //
 // Expect() is thread-safe. Watch() is called by one thread.

@@ -38,8 +38,8 @@ namespace gradsync::daemon {
 // had no connection for a while.
 class UserServers {
  public:
-  // The most users at a time; a user in a pod is one of its own. root and the daemon's own user
-  // come beside them, outside of pods.
+  // The most users at a time; a user in a pod is one of its own. root and the daemon's own user,
+  // outside of pods, do not count.
   static constexpr std::size_t kMaxUsers = 128;
   // Open calls that a user may have, beside three for each session of the quota: the session's own,
   // and twice as many that have no session yet. A call takes about 13 KiB.

@@ -45,8 +45,8 @@ UniqueFd OpenProcess(pid_t pid, uid_t uid);
 // True if the process has ended, or ends within `patience_ms`. A killed process closes its
 // connection a moment before its pidfd becomes readable. False if its end cannot be known.
 bool HasEnded(const ClientProcess& process, int patience_ms);
-// Kills exactly this process. False if the daemon may not, or does not know it; true also if it has
-// ended already.
+// Kills exactly this process. True if it was killed or had ended already. False if the daemon may
+// not kill it, or has no pidfd of it.
 bool Kill(const ClientProcess& process);
 // Says how the daemon knows that the process has ended. Part of the other ranks' errors.
 absl::Status ProcessEndedError(const ClientProcess& process);

@@ -13,7 +13,7 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe. What it gives may outlive it.
+// Thread-safe. Its results may outlive it.
 class DescriptorQuota {
  public:
   explicit DescriptorQuota(std::size_t per_user);

@@ -39,7 +39,7 @@ struct PodPlace {
 //
 // If the daemon has a cgroup namespace of its own, paths outside of it begin with "/..": then what
 // follows is a child of a cgroup that the daemon is in, such as another pod beside the daemon's.
-// Only who manages the daemon's own cgroup can make one.
+// Only the manager of the daemon's own cgroup can make one.
 //
 // With cgroups v1 there are several lines; if they name several pods, the place is unknown. A
 // kubelet with another --cgroup-root has its pods elsewhere: they are no pods to the daemon.

@@ -42,7 +42,7 @@ struct SessionIdentity {
   std::uint64_t opened_ns = 0;
   std::uint64_t generation = 1;  // of its job
   std::string job_key;           // of the job, the same in all of its generations
-  bool hold = false;             // the job holds a rank whose process has ended
+  bool hold = false;             // the job's policy is `hold`
 
   RankSession session() const { return {rank, incarnation}; }
 };

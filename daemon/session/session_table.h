@@ -96,8 +96,8 @@ class SessionTable {
   // NOT_FOUND: the nonce is unknown, used or expired, or its memory was freed. PERMISSION_DENIED:
   // it belongs to another process.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const ClientProcess& process);
-  // How many nonces the table keeps: at most as many for each session as it had memory when it was
-  // offered memory for the last time.
+  // How many nonces the table keeps. A session's useless nonces are dropped when it is next offered
+  // memory, so it has at most one for each memory that it had then.
   std::size_t offers() const;
 
   // Ends the session: its stream or its process has ended. Takes the caller's reference, so that
@@ -112,7 +112,8 @@ class SessionTable {
   // step yet ends alone, if the job would hold its rank: its client hears `why`, and the job holds
   // the rank once the process has ended. The process is killed if it lives on for a lease.
   void EndForBreach(const std::shared_ptr<Session>& session, const absl::Status& why);
-  // The session has no connection any more, or is about to lose it. It ends with its process.
+  // The session waits for its process to end: its connection was closed, its process was killed, or
+  // it broke the protocol.
   bool IsClosed(const Session& session) const;
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.
@@ -140,8 +141,8 @@ class SessionTable {
     bool killed = false;
   };
 
-  // Ends the closed sessions whose process has ended. Kills the processes whose time has expired,
-  // and ends the session if that is of no use; `all`: ends every session.
+  // Ends the closed sessions whose process has ended. Kills a process whose time has expired. If it
+  // cannot be killed, or was killed already, ends its session. `all`: ends every closed session.
   void EndClosed(bool all);
   // The process of a closed session has no other session, and another rank of the job is there. A
   // process that works for another job goes on.

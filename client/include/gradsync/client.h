@@ -30,11 +30,11 @@
 //                        on a GPU, and no verdict arrived.
 //   FAILED_PRECONDITION  LEFT: this rank has left. CLOSED: the Session was destroyed.
 //
-// UNAVAILABLE DAEMON_SILENT does not end the session: the daemon has said nothing for two leases
-// (or has not sent the verdict of a decided step within 10 s),
-// because it is stopped or hangs. WaitStep, WaitBucket and LeaveAndStay can be repeated, and go on
-// when the daemon does. If Barrier, Broadcast or AllReduce returns it, this session takes no more
-// operations: that one may still complete on other ranks.
+// UNAVAILABLE DAEMON_SILENT does not end the session. The daemon is stopped or hangs: it has said
+// nothing for two leases, or has not sent the verdict of a decided step within 10 s. WaitStep,
+// WaitBucket and LeaveAndStay can be repeated, and go on when the daemon does. If Barrier,
+// Broadcast or AllReduce returns it, this session takes no more operations: that one may still
+// complete on other ranks.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
@@ -78,7 +78,7 @@ enum class StateSource : std::uint8_t { kSurvivor = 1, kTrainer = 2 };
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
 // Options that the trainer sets itself: each wins over its environment variable, which is then
-// neither needed nor read. nullopt: the variable's.
+// neither needed nor read. nullopt: the variable counts.
 struct GivenOptions {
   std::optional<std::string> socket;
   std::optional<std::string> job_id;
@@ -97,8 +97,8 @@ struct SessionOptions {
   //   GRADSYNC_JOB_TOKEN     default: no token.
   //   GRADSYNC_COORDINATOR   default: MASTER_ADDR, or empty if that is not set or LOCAL_WORLD_SIZE
   //                          equals the world size.
-  // INVALID_ARGUMENT MALFORMED: an option is neither given nor set in its variable, and the error
-  // names both; or one of the two is malformed, and the error names it.
+  // INVALID_ARGUMENT MALFORMED: an option is missing: the error names it and its variable. Or one
+  // of the two is malformed: the error names that one.
   static absl::StatusOr<SessionOptions> FromEnvironment(const GivenOptions& given = {});
 
   // Path of the daemon's gRPC socket, "X.sock". Descriptors come over "X-fd.sock" beside it.
@@ -364,7 +364,7 @@ class Layout {
   virtual absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) = 0;
 
   // "Every gradient of this bucket is written." From here until the bucket is done, its memory
-  // belongs to the daemon, also if the step fails. With kHold it is then read-only until the
+  // belongs to the daemon, even if the step fails. With kHold it is then read-only until the
   // verdict: see WaitBucket. Mark the buckets in any order: each is reduced when every rank has
   // marked it. Sends one small message; never blocks.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
@@ -549,24 +549,24 @@ class Session {
   //
   // Meanwhile the other ranks wait in their step. Their state must not change from their first
   // mark of a step (MarkReady, EndStep or FinishStep) until WaitStep has returned the verdict, nor
-  // while Leave or Finish waits. In that time, while this rank waits, a thread of the library reads
-  // it: on every rank to hash it, on one rank also to copy it. WaitStep, WaitBucket, AbandonStep,
-  // Leave, Finish and the destructors return only when the reading has stopped, at most 100 ms
-  // after their answer. If TrainerState::Read itself is running, they also wait for its return, at
-  // most 10 s.
+  // while Leave or Finish waits. In that time, while this rank waits or is between its EndStep and
+  // the wait, a thread of the library reads it: on every rank to hash it, on one rank also to copy
+  // it. WaitStep, WaitBucket, AbandonStep, Leave, Finish and the destructors return only when the
+  // reading has stopped, at most 100 ms after their answer. If TrainerState::Read itself is
+  // running, they also wait for its return, at most 10 s.
 
   // `source`: null: this rank serves no more. Returns when nothing reads the source before it.
   //   RESOURCE_EXHAUSTED   MEMORY: no thread can be started.
   virtual absl::Status ServeState(std::shared_ptr<TrainerState> source) = 0;
-  // Stops the reading that goes on during a wait of another thread. Returns when it has stopped.
-  // The next wait lets it go on. For a trainer that must go on although a wait has not returned, as
-  // Python does after Ctrl-C.
+  // Stops a reading of the state that runs during another thread's wait. Returns when it has
+  // stopped. The reading may go on at the next wait. For a trainer that must continue before its
+  // wait has returned, as Python does after Ctrl-C.
   virtual absl::Status PauseState() = 0;
   // How often PauseState was called. Never blocks.
   virtual std::uint64_t StatePauses() const = 0;
-  // For a helper thread that makes calls for the trainer. `pauses`: what StatePauses() returned
-  // when the trainer began its next calls. If PauseState was called since, the library does not
-  // read the state during these calls, because the trainer no longer waits for them.
+  // For a helper thread that makes calls for the trainer. `pauses`: the value of StatePauses() when
+  // the trainer handed its calls to the helper. If PauseState was called after that, the library
+  // does not read the state during these calls, because the trainer no longer waits for them.
   virtual void CallBegan(std::uint64_t pauses) = 0;
   // In a replacement: the layouts that the job has now; it registers them. Otherwise: none.
   virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;
@@ -581,8 +581,8 @@ class Session {
   //   RESOURCE_EXHAUSTED   MEMORY. If it is too little for the state, the session ends.
   virtual absl::StatusOr<StateImage> FetchState(
       absl::Duration timeout = absl::InfiniteDuration()) = 0;
-  // In a replacement that has loaded the state: reads it by the TrainerState, sends its digests,
-  // and waits until they are compared with the survivors'. OK: its steps may begin.
+  // In a replacement that has loaded the state: reads it through the TrainerState, sends its
+  // digests, and waits until they are compared with the survivors'. OK: its steps may begin.
   //   ABORTED              STATE_INTERRUPTED: the step became void, or a rank that took part in the
   //                        transfer was lost or refused. Call FetchState again.
   //   FAILED_PRECONDITION  RANKS_DIVERGED: this rank has something else; names the first item.
@@ -590,8 +590,8 @@ class Session {
   //                        others wait for another replacement. PROTOCOL_VIOLATION: ServeState and
   //                        FetchState come first.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: FetchState's timeout has
-  //                        expired, or this call came later than 2 min after FetchState had
-  //                        returned (and 1 s more per 100 MB); call that again.
+  //                        expired, or this call came more than 2 min, plus 1 s per 100 MB, after
+  //                        FetchState had returned. Call FetchState again.
   virtual absl::Status ConfirmState(absl::Duration timeout = absl::InfiniteDuration()) = 0;
   // Checks that every rank has the same items. An operation of the job, see below; call it between
   // two steps, with any LossPolicy. With kHold a rank that is lost meanwhile ends the job. The
@@ -631,9 +631,9 @@ class Session {
   //   INVALID_ARGUMENT     MALFORMED: `description` has no or more than 256 bytes.
   //   FAILED_PRECONDITION  LEFT: LeaveAndStay has not returned.
   virtual absl::Status BeginCollective(absl::string_view description) = 0;
-  // Asks which ranks have begun fewer collectives than this one. It is for a rank that has `waited`
-  // so long for a collective that does not go through the daemon. Never blocks: TakeNotice() soon
-  // has the answer, unless nobody is late.
+  // Asks which ranks have begun fewer collectives than this one. For a rank that has waited for
+  // `waited` in a collective that does not go through the daemon. Never blocks: if some rank is
+  // late, TakeNotice() soon says so.
   virtual absl::Status QueryCollectives(absl::Duration waited) = 0;
 
   // Why a call of this session or of its layouts still waits, for people: "layout 'model' after 5s:
@@ -645,7 +645,7 @@ class Session {
 
   // Whether an error that a call has returned, or another event, has ended the session. True: every
   // later call fails, so join again. False: the session goes on, as after STEP_ABANDONED or
-  // DAEMON_SILENT, whose codes are those of RANK_LOST and DAEMON_LOST. Never blocks.
+  // DAEMON_SILENT, which have the same codes as RANK_LOST and DAEMON_LOST. Never blocks.
   virtual bool HasEnded() const = 0;
 
   // Waits for the session's end and returns why it ended. OK: it has not ended within `timeout`.
@@ -655,11 +655,11 @@ class Session {
   // thread of this rank has called.
   //
   // With kHold also waits until every rank has left or finished, or the job has ended. Until then a
-  // rank may be lost before it has saved its work, and its replacement needs the others. It does
-  // not wait if a lost rank could not be replaced: not every rank has joined, the job has no layout
-  // now, or one of its layouts had no complete step. A layout that replaced another counts as new.
-  // The daemon checks this whenever a rank leaves, stays or finishes. If it finds such a reason
-  // then, it also ends the waits of the ranks that left before.
+  // rank may be lost before it has saved its work, and its replacement needs the others. It returns
+  // at once if a lost rank could not be replaced: some rank has never joined, the job has no layout
+  // now, or one of its layouts has had no complete step. A layout that replaced another counts as
+  // new. The daemon checks this whenever a rank leaves, stays or finishes. If it finds such a
+  // reason then, it also ends the waits of the ranks that left before.
   //
   // With kHold every step has every rank in it. So every rank leaves after the same step, and none
   // because of an error: a process that ends without Leave is replaced.
@@ -675,9 +675,9 @@ class Session {
   virtual absl::Status Finish() = 0;
   // "This rank has no more data in this epoch." The other ranks' steps and operations go on without
   // it, and its other calls fail LEFT. Blocks until every rank has left. Then all ranks that stayed
-  // take part again, and layouts go on at next_step(). Returns the one of these that left last: it
-  // did the most steps of them, so broadcast its state. Until then no rank can register or replace
-  // a layout (RANKS_LEFT).
+  // take part again, and layouts go on at next_step(). Returns which of them left last. That rank
+  // did the most steps, so broadcast its state. Until then no rank can register or replace a layout
+  // (RANKS_LEFT).
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: not every rank has left; call it again.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::StatusOr<std::uint32_t> LeaveAndStay(

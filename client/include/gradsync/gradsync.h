@@ -27,8 +27,9 @@
  * gradsync_session_leave_and_stay() return at once: the answer if there is one, else
  * GRADSYNC_DEADLINE_EXCEEDED. In an options struct, 0 means the default that stands beside it.
  *
- * Compatibility. A program runs with a newer library of the same GRADSYNC_ABI_VERSION. It was
- * compiled for GRADSYNC_ABI_VERSION, and it runs with gradsync_abi_version(). Structs that begin
+ * Compatibility. A program works with any newer library of the same ABI version.
+ * GRADSYNC_ABI_VERSION is the version that it was compiled for; gradsync_abi_version() returns that
+ * of the loaded library. Structs that begin
  * with `struct_size` may grow at their end in later releases. The struct's _init() function sets
  * `struct_size` to the program's sizeof, and every other byte to 0, which means the defaults; a
  * program may do so itself. The library reads and writes at most `struct_size` bytes, and takes
@@ -190,8 +191,8 @@ typedef struct gradsync_session_options {
   int32_t nccl_protocol;  /* gradsync_nccl_protocol_t */
   int32_t nccl_wire_type; /* gradsync_nccl_wire_type_t */
   int32_t rank_given;     /* not 0: _from_environment() keeps `rank`, which may be 0 */
-  int32_t state_source;   /* gradsync_state_source_t; for GRADSYNC_HOLD, as the next one */
-  int64_t hold_timeout;   /* how long others wait for a lost rank in one step; 0: 10 min */
+  int32_t state_source;   /* gradsync_state_source_t; only with GRADSYNC_HOLD */
+  int64_t hold_timeout;   /* only with GRADSYNC_HOLD: how long others wait in one step; 0: 10 min */
 } gradsync_session_options_t;
 
 static inline void gradsync_session_options_init(gradsync_session_options_t* options) {
@@ -493,9 +494,10 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_pause_state(
     gradsync_session_t* session);
 /* How often gradsync_pause_state() was called. Never blocks. */
 GRADSYNC_EXPORT uint64_t gradsync_state_pauses(const gradsync_session_t* session);
-/* For a helper thread that makes calls for the trainer. `pauses`: what gradsync_state_pauses()
- * returned when the trainer began its next calls. If gradsync_pause_state() was called since, the
- * library does not read the state during these calls: the trainer no longer waits for them. */
+/* For a helper thread that makes calls for the trainer. `pauses`: the value of
+ * gradsync_state_pauses() when the trainer handed its calls to the helper. If
+ * gradsync_pause_state() was called after that, the library does not read the state during these
+ * calls: the trainer no longer waits for them. */
 GRADSYNC_EXPORT void gradsync_call_began(gradsync_session_t* session, uint64_t pauses);
 
 typedef struct gradsync_current_layouts gradsync_current_layouts_t;
@@ -528,9 +530,9 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_state_image_item(
     const gradsync_state_image_t* image, size_t index, gradsync_state_item_t* item);
 GRADSYNC_EXPORT void gradsync_state_image_destroy(gradsync_state_image_t* image);
 
-/* In a replacement that has loaded the state: reads it by read(), and waits until it is compared
- * with the survivors'. NULL: its steps may begin. GRADSYNC_ABORTED "STATE_INTERRUPTED": call
- * gradsync_fetch_state() again. */
+/* In a replacement that has loaded the state: reads it through read(), and waits until it is
+ * compared with the survivors'. NULL: its steps may begin. GRADSYNC_ABORTED "STATE_INTERRUPTED":
+ * call gradsync_fetch_state() again. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_confirm_state(
     gradsync_session_t* session, int64_t timeout);
 /* Checks that every rank has the same items. An operation of the job, see below; call it between
@@ -547,9 +549,9 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_check_in_sync(
  * all: GRADSYNC_UNIMPLEMENTED "LOSS_POLICY". `description`: 1 to 256 bytes. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_begin_collective(
     gradsync_session_t* session, const char* description);
-/* Asks which ranks have begun fewer collectives than this one. It is for a rank that has waited
- * `waited` ns for a collective that does not go through the daemon. Never blocks:
- * gradsync_session_take_notice() soon has the answer, unless nobody is late. */
+/* Asks which ranks have begun fewer collectives than this one. For a rank that has waited for
+ * `waited` ns in a collective that does not go through the daemon. Never blocks: if some rank is
+ * late, gradsync_session_take_notice() soon says so. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_query_collectives(
     gradsync_session_t* session, int64_t waited);
 
@@ -571,9 +573,9 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_all_reduce(gradsync
                                                                         int64_t timeout);
 
 /* Ends the session; the other ranks go on. With GRADSYNC_HOLD, this and gradsync_session_finish()
- * wait until every rank has left or finished, or the job has ended. They do not wait if not every
- * rank has joined, the job has no layout now, or one of its layouts had no complete step. See Leave
- * in gradsync/client.h. */
+ * wait until every rank has left or finished, or the job has ended. They return at once if some
+ * rank has never joined, the job has no layout now, or one of its layouts has had no complete step.
+ * See Leave in gradsync/client.h. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
     gradsync_session_t* session);
 /* Ends the session because this process comes to a good end. If another rank begins something more,
@@ -593,7 +595,7 @@ GRADSYNC_EXPORT int gradsync_session_has_ended(const gradsync_session_t* session
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_await_end(
     gradsync_session_t* session, int64_t timeout);
 /* Blocks until every rank has left. Then the ranks that stayed take part again. `last_to_leave`:
- * the one of these that left last. */
+ * which of them left last. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave_and_stay(
     gradsync_session_t* session, int64_t timeout, uint32_t* last_to_leave);
 
