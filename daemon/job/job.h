@@ -98,10 +98,10 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   std::uint32_t world_size() const { return world_size_; }
 
   // Puts a session, on this node or on `node`, into its rank. `pod`: of its process, on this node.
-  // FAILED_PRECONDITION JOB_MISMATCH:
-  // another world size or options. ALREADY_EXISTS: the rank has or had a session and is not held,
-  // or the job has ended; the caller begins a new generation if it may. UNIMPLEMENTED LOSS_POLICY:
-  // the policy is `hold`, and `node` is another node.
+  //   FAILED_PRECONDITION  JOB_MISMATCH: another world size or options.
+  //   ALREADY_EXISTS       the job has ended, or the rank is neither absent nor held. The caller
+  //                        begins a new generation if it may.
+  //   UNIMPLEMENTED        LOSS_POLICY: the policy is `hold`, and `node` is another node.
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "", PodId pod = {});

@@ -31,19 +31,21 @@ class JobTable final : public JobFinder {
   JobTable(const JobEnvironment& environment, std::size_t quota_jobs_per_user)
       : environment_(environment), quota_jobs_per_user_(quota_jobs_per_user) {}
 
-  // Joins a rank to the key's job, and makes the job if there is none. If the job has been full or
-  // has ended, or the rank has been lost or has left, this begins the next generation: the old
-  // one's sessions end ABORTED SUPERSEDED. Exception: if the rank has left a full job for good, or
-  // has finished, the old generation goes on beside the new one. It is superseded only when one of
-  // its other ranks joins the new one without having left. With policy `hold` a full job keeps its
-  // generation, and only a rank whose session is lost can be joined. A rank that has left a full
-  // job for good, or has finished, cannot join it again while the table remembers the job: the
-  // process is a replacement that comes too late. But a session for a rank that stays supersedes
-  // the job. A rank that a full job of the same user and id holds does not begin another job with
-  // another token in the same pod: its process is a replacement with the wrong token. Otherwise
-  // another token is another job. It does not touch this one, but if ranks of either are still to
-  // join, the errors and notices that name those say so. `pod` is that of the rank's process, on
-  // this node.
+  // Joins a rank to the key's job, and makes the job if there is none.
+  //
+  // Policy `abort`: a new generation begins if the job has been full or has ended, or the rank was
+  // lost or has left. The old one's sessions end ABORTED SUPERSEDED. But if the rank has left a
+  // full job for good, or finished, the old generation goes on until one of its other ranks joins
+  // the new one without having left.
+  //
+  // Policy `hold`: a full job keeps its generation, and takes only a rank whose session is lost. A
+  // rank that has left it for good, or finished, is refused while the table remembers the job: it
+  // is a replacement that comes too late. A session for a rank that stays supersedes the job.
+  //
+  // Another token is another job. If ranks of either job are still to join, its errors and notices
+  // say so. But while a full job holds a rank, a process of the same user, id and pod with another
+  // token is refused for that rank: it is a replacement with the wrong token. `pod`: of the rank's
+  // process, on this node.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:

@@ -126,9 +126,9 @@ class LayoutChannel {
   void RankRejoined(std::uint32_t rank, DeferredActions* actions);
   // No rank is held any more.
   void ResumeDeadline(std::uint64_t now_ns) { step_.Resume(now_ns); }
-  // The rank waits for the verdict of the running step, which is the first one of `replacement`, a
-  // rank that came back after a loss: so it has the state of the model that the replacement needs,
-  // and does not change it.
+  // `rank` waits for the verdict of the running step, and `replacement`, which came back after a
+  // loss, begins with this step. So `rank` has the state that the replacement needs, and does not
+  // change it.
   bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
   // The same, but the rank may still compute: it has begun the step.
   bool HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const;

@@ -46,9 +46,10 @@ class RankRules {
                               const OperationSpec& spec) const;
   // The rank may send a message about the state of the model: survivors bring it to replacements.
   absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
-  // The rank may leave: it leaves once, and is in no step and no operation. A rank that came back
-  // after a loss first gets the state of the model and completes a step of every layout. But if no
-  // running step has gradients of its lost session, it may leave for good (`exit`) without a step.
+  // The rank may leave: it has not left yet, and is in no step and no operation. A rank that came
+  // back after a loss must first have the state of the model and have completed a step of every
+  // layout. It may leave for good (`exit`) without a step if no running step has gradients of its
+  // lost session.
   absl::Status CheckLeave(std::uint32_t rank, bool exit) const;
   // The rank may finish: under the same conditions as for leaving for good; a rank that stays must
   // first get LeaveDone.

@@ -77,8 +77,8 @@ class StateTransfer {
   const StagingMemory& to() const { return to_; }
   // When the phase began.
   std::uint64_t since_ns() const { return since_ns_; }
-  // The daemon waits for the source's offer or chunk.
-  // False as long as the source may compute: its time does not run.
+  // True while the daemon waits for the source's offer or chunk. False while the source may still
+  // compute: no limit runs then.
   bool WaitsForSource() const {
     return source_frozen_ && (phase_ == Phase::kOffering || phase_ == Phase::kWriting);
   }
@@ -198,8 +198,8 @@ class StateHealing {
   // begins the next transfer. A Status that is not OK ends the job: RANKS_DIVERGED.
   absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   // Gives up a silent source. Fails the request of a replacement that is too slow, so that the next
-  // one is served. Stops waiting for the digests of a frozen rank that owes them for too long after
-  // the replacement has sent its own. Fails requests whose deadline has passed.
+  // one is served. Once the replacement has sent its digests, stops waiting for those of a frozen
+  // rank that takes too long. Fails requests whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
   // The job has ended: ends the transfer. Nothing begins any more.
   void Stop(DeferredActions* actions);

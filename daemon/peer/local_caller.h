@@ -33,10 +33,10 @@ bool IsOwnAddress(const std::string& host);
 
 // Why the process at `address` may not speak for a daemon; empty if it may. A process in this
 // network namespace must be root's or have this process's user, and its connection must be open.
-// The kernel says nothing of processes elsewhere: they may. `own_ends`: this process's ends of its
-// connections with `address`; asked for only if the address is one of this network namespace's own.
-// If there are several, all of the other ends must be such users'.
-// If this machine translates addresses between them (NAT), the other end is not found.
+// The kernel says nothing of processes elsewhere: they may. `own_ends` returns this process's ends
+// of its connections with `address`. It is called only for an address of this network namespace. If
+// there are several connections, such a user must own the other end of each. If this machine
+// translates addresses between them (NAT), the other end is not found.
 std::string WhyStranger(absl::string_view address,
                         absl::FunctionRef<std::vector<TcpEnd>()> own_ends);
 

@@ -1,8 +1,8 @@
 // The services with which clients ask the daemon: Health, Introspection and reflection. It also
 // answers the calls of methods that the daemon does not have.
 //
-// They have a queue and threads of their own, which no client can hold: not by calls that stay
-// open, not by answers that it does not read, and not by the work of its jobs.
+// They have a queue and threads of their own. No client can keep these busy by calls that stay
+// open, by answers that it does not read, or by the work of its jobs.
 
 #ifndef DAEMON_RPC_ASKING_SERVICE_H_
 #define DAEMON_RPC_ASKING_SERVICE_H_

@@ -47,7 +47,7 @@ class CountedServer {
   // from AddInsecureChannelFromFd(). A connection stays in it until the last of its calls is
   // destroyed.
   std::vector<ConnectionCalls> Connections() const;
-  // Those of Connections(): is there any?
+  // True if Connections() would return any.
   bool HasConnections() const;
 
  private:

@@ -21,7 +21,7 @@ namespace gradsync::daemon {
 // Not thread-safe.
 class ConnectRate {
  public:
-  // From none to all.
+  // The time to regain all connections, from none.
   static constexpr std::uint64_t kRegainNs = 16'000'000'000;
 
   explicit ConnectRate(std::size_t burst) : burst_(burst), each_ns_(kRegainNs / burst) {}
@@ -40,7 +40,7 @@ class ConnectRate {
  private:
   static constexpr std::size_t kPruneAt = 1024;
 
-  // Forgets the users that have all.
+  // Forgets the users that have regained all.
   void Prune(std::uint64_t now_ns) {
     for (auto it = users_.begin(); it != users_.end();) {
       it = it->second <= now_ns ? users_.erase(it) : std::next(it);

@@ -1,9 +1,9 @@
 // The gRPC servers behind the daemon's socket: one for each user.
 //
-// gRPC holds a message whole before it compares its length with the limit, whatever it is. Only a
-// ResourceQuota stops that, and it stops any stream of its server. So each user has a server and a
-// quota: a user who sends too much loses streams of that user. For the same reason the threads that
-// read streams, and those of status and reflection, belong to one user.
+// gRPC reads a whole message, however long, before it compares the length with the limit. Only a
+// ResourceQuota prevents that, and it may end any stream of its server. So each user has a server
+// and a quota: a user who sends too much loses streams of that user. For the same reason the
+// threads that read streams, and those of status and reflection, belong to one user.
 //
 // The quota does not see calls. A client that opens calls and resets them at once (CVE-2023-44487)
 // fills the memory with calls that wait for the user's threads. So a thread looks at gRPC's counts
