@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -148,18 +149,60 @@ bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
   return any;
 }
 
-std::vector<TcpEnd> ConnectionLimit::SentMuch(std::uint64_t bytes) {
-  std::vector<TcpEnd> found;
-  MutexLock lock(&mutex_);
-  for (auto& caller : callers_) {
-    for (Open& one : caller.second.open) {
-      const std::uint64_t received = one.socket.ReceivedBytes();
-      if (received <= one.received + bytes) continue;
-      one.received = received;
-      found.push_back(one.peer);
+std::vector<TcpEnd> ConnectionLimit::EndSilent(std::uint64_t bytes,
+                                               absl::FunctionRef<std::set<TcpEnd>()> greeted) {
+  std::map<Key, std::vector<Sender>> suspects;  // may have sent more than `bytes` silently
+  {
+    MutexLock lock(&mutex_);
+    for (auto& [key, caller] : callers_) {
+      std::vector<Sender> senders = SendersOf(&caller);
+      if (Total(senders) > bytes) {
+        suspects.emplace(key, std::move(senders));
+      } else {
+        caller.sent_much = false;
+      }
     }
   }
-  return found;
+  if (suspects.empty()) return {};
+  const std::set<TcpEnd> others = greeted();
+  std::vector<TcpEnd> ended;
+  MutexLock lock(&mutex_);
+  for (auto& [key, senders] : suspects) {
+    const auto found = callers_.find(key);
+    if (found == callers_.end()) continue;
+    Caller& caller = found->second;
+    senders.erase(std::remove_if(senders.begin(), senders.end(),
+                                 [&](const Sender& sender) {
+                                   TcpEnd end = sender.peer;
+                                   end.interface = 0;  // gRPC does not name it
+                                   return others.count(end) > 0;
+                                 }),
+                  senders.end());
+    const bool sent_much = std::exchange(caller.sent_much, Total(senders) > bytes);
+    if (!sent_much || !caller.sent_much) continue;
+    for (const Sender& sender : senders) {
+      if (sender.socket.End()) ended.push_back(sender.peer);
+    }
+    caller.pause.Extend(clock_->NowNs());
+  }
+  return ended;
+}
+
+std::vector<ConnectionLimit::Sender> ConnectionLimit::SendersOf(Caller* caller) {
+  std::vector<Sender> senders;
+  for (Open& one : caller->open) {
+    const std::uint64_t received = one.socket.ReceivedBytes();
+    if (received <= one.received) continue;  // or it is closed
+    senders.push_back({one.socket, one.peer, received - one.received});
+    one.received = received;
+  }
+  return senders;
+}
+
+std::uint64_t ConnectionLimit::Total(const std::vector<Sender>& senders) {
+  return std::accumulate(
+      senders.begin(), senders.end(), std::uint64_t{0},
+      [](std::uint64_t sum, const Sender& sender) { return sum + sender.bytes; });
 }
 
 void ConnectionLimit::EndAll() {

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,9 +59,12 @@ class ConnectionLimit {
   // order. Then the caller is paused: it gets no new connection for a while. False if there is no
   // such connection any more.
   bool End(const std::string& ip, std::uint16_t port);
-  // The connections that have sent more than `bytes` since they were named here last: the addresses
-  // of their other ends.
-  std::vector<TcpEnd> SentMuch(std::uint64_t bytes);
+  // Ends silent connections that send much. A connection is silent if its other end is not in
+  // `greeted()`. A caller's silent connections end if they have sent more than `bytes` together
+  // since the last call, and had done so at that call too. One look is not enough: a connection is
+  // silent again once its last stream has ended. Then the caller has a pause. `greeted` is called
+  // only if a caller has sent so much. Returns the other ends of those it has ended.
+  std::vector<TcpEnd> EndSilent(std::uint64_t bytes, absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends every connection, and refuses new ones.
   void EndAll();
   // The addresses on this side of the open connections from this port of an address, as above.
@@ -70,12 +74,19 @@ class ConnectionLimit {
   struct Open {
     BorrowedSocket socket;
     TcpEnd peer;
-    std::uint64_t received = 0;  // bytes, when SentMuch() named it last
+    std::uint64_t received = 0;  // bytes, at the last EndSilent()
+  };
+  // A connection that has brought something since the last EndSilent().
+  struct Sender {
+    BorrowedSocket socket;
+    TcpEnd peer;
+    std::uint64_t bytes = 0;
   };
   struct Caller {
     std::vector<Open> open;
     std::uint64_t looked_ns = 0;
     GrowingPause pause;
+    bool sent_much = false;  // by silent connections, at the last EndSilent()
   };
   using Address = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
   // Zeros and a user: this user of this machine. Zeros alone: of this machine, and the kernel does
@@ -92,6 +103,9 @@ class ConnectionLimit {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLocked(const Caller& caller, const std::string& who, std::uint64_t now_ns) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts what its connections have brought.
+  static std::vector<Sender> SendersOf(Caller* caller);
+  static std::uint64_t Total(const std::vector<Sender>& senders);
   void ForgetClosedLocked(Caller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.
   void ForgetAllClosedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/clock.h"
@@ -43,8 +45,11 @@ class PeerListener {
   void Start(std::function<void(UniqueFd connection)> connected);
   // As ConnectionLimit::End(). Thread-safe.
   bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
-  // As ConnectionLimit::SentMuch(). Thread-safe.
-  std::vector<TcpEnd> SentMuch(std::uint64_t bytes) { return limit_.SentMuch(bytes); }
+  // As ConnectionLimit::EndSilent(). Thread-safe.
+  std::vector<TcpEnd> EndSilent(std::uint64_t bytes,
+                                absl::FunctionRef<std::set<TcpEnd>()> greeted) {
+    return limit_.EndSilent(bytes, greeted);
+  }
   // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.

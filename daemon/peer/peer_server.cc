@@ -26,8 +26,8 @@ constexpr std::size_t kMaxGreeted = 256;
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
-// A connection without a stream that has said Hello may send so much between two looks. A daemon
-// says Hello before it sends anything else.
+// A caller's connections without a stream that has said Hello may send so much between two looks. A
+// daemon says Hello before it sends anything else.
 constexpr std::uint64_t kMostSilentBytes = 1 << 20;
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
@@ -134,24 +134,17 @@ void PeerServer::CloseOldest(const std::string& address) {
 }
 
 void PeerServer::EndSilentSenders() {
-  const std::set<TcpEnd> before = std::exchange(silent_senders_, {});
-  const std::vector<TcpEnd> busy = listener_->SentMuch(kMostSilentBytes);
-  if (busy.empty()) return;
-  std::set<TcpEnd> greeted;
-  for (const auto& session : Sessions()) {
-    const std::optional<TcpEnd> end = TcpEnd::Parse(session->caller());
-    if (session->greeted() && end.has_value()) greeted.insert(*end);
-  }
-  for (TcpEnd end : busy) {
-    end.interface = 0;  // gRPC does not name it
-    if (greeted.count(end) > 0) continue;
-    if (before.count(end) == 0) {
-      // Its last stream may have ended just now.
-      silent_senders_.insert(end);
-    } else if (listener_->End(std::string(end.ip.begin(), end.ip.end()), end.port)) {
-      LogLimited(LogLevel::kWarning, "peer port: connection ended",
-                 {{"address", end.Text()}, {"why", "it sends much, and has not said Hello"}});
+  const auto greeted = [this] {
+    std::set<TcpEnd> ends;
+    for (const auto& session : Sessions()) {
+      const std::optional<TcpEnd> end = TcpEnd::Parse(session->caller());
+      if (session->greeted() && end.has_value()) ends.insert(*end);
     }
+    return ends;
+  };
+  for (const TcpEnd& end : listener_->EndSilent(kMostSilentBytes, greeted)) {
+    LogLimited(LogLevel::kWarning, "peer port: connection ended",
+               {{"address", end.Text()}, {"why", "its caller sends much, and has not said Hello"}});
   }
 }
 

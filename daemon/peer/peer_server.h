@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -74,7 +73,7 @@ class PeerServer {
   PeerServer() = default;
   // Ends the connection of a caller, as gRPC names it. No daemon calls unknown methods.
   void EndCaller(const std::string& caller);
-  // Ends connections that send much, although they have no stream that has said Hello.
+  // Ends connections of callers that send much without a stream that has said Hello.
   void EndSilentSenders();
   // Closes the oldest streams of this address that have said nothing, if they are too many.
   void CloseOldest(const std::string& address);
@@ -98,7 +97,6 @@ class PeerServer {
   std::atomic<std::uint64_t> connected_ns_{0};  // the last connection came
   // The watcher's.
   std::uint64_t looked_at_bytes_ns_ = 0;
-  std::set<TcpEnd> silent_senders_;  // that had sent much at the last look
   // The watcher's. A connection has more calls than it may have at a time if it has reset some, or
   // if the client has not acknowledged the limit.
   CallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};

@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -217,6 +218,130 @@ TEST_F(ConnectionLimitTest, WhoIsUnknownOnThisMachineIsOneCaller) {
   ASSERT_TRUE(AdmitLocal("127.0.0.2", 2, std::nullopt).ok());
   EXPECT_FALSE(AdmitLocal("127.0.0.3", 3, std::nullopt).ok());
   EXPECT_TRUE(AdmitLocal("127.0.0.3", 3, 0).ok());
+}
+
+// A caller that sends over real connections, because only TCP counts what has come.
+class SilentSenders : public testing::Test {
+ protected:
+  struct Sender {
+    UniqueFd ours, theirs;
+    sockaddr_storage peer{};  // the address of theirs
+  };
+
+  SilentSenders() {
+    const sockaddr_storage any = Address("127.0.0.1", 0);
+    EXPECT_EQ(bind(listener_.get(), Generic(any), sizeof(sockaddr_in)), 0);
+    EXPECT_EQ(listen(listener_.get(), 16), 0);
+  }
+  static const sockaddr* Generic(const sockaddr_storage& address) {
+    return reinterpret_cast<const sockaddr*>(&address);
+  }
+  // A connection of this user.
+  Sender Connect(std::uint32_t user) {
+    Sender sender;
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+    sender.theirs = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(connect(sender.theirs.get(), Generic(address), size), 0);
+    size = sizeof(sender.peer);
+    EXPECT_EQ(getsockname(sender.theirs.get(), reinterpret_cast<sockaddr*>(&sender.peer), &size),
+              0);
+    sender.ours = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    const absl::Status admitted = limit_.Admit(sender.ours.get(), sender.peer, [&] {
+      return ConnectionLimit::Place{true, user};
+    });
+    EXPECT_TRUE(admitted.ok()) << admitted;
+    return sender;
+  }
+  // It has come when this returns.
+  static void Send(const Sender& sender, std::size_t bytes) {
+    std::string data(bytes, 'a');
+    ASSERT_EQ(send(sender.theirs.get(), data.data(), bytes, 0), static_cast<ssize_t>(bytes));
+    ASSERT_EQ(recv(sender.ours.get(), data.data(), bytes, MSG_WAITALL),
+              static_cast<ssize_t>(bytes));
+  }
+  // How many connections a look ends.
+  std::size_t Look() {
+    return limit_.EndSilent(kMuch, [this] { return greeted_; }).size();
+  }
+  static bool Ended(const Sender& sender) {
+    char byte = 0;
+    return recv(sender.theirs.get(), &byte, 1, MSG_DONTWAIT) == 0;
+  }
+
+  static constexpr std::uint64_t kMuch = 1000;
+  static constexpr std::uint32_t kStranger = 54321;
+
+  ManualClock clock_;
+  ConnectionLimit limit_{{8, 16}, &clock_};
+  UniqueFd listener_{socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::set<TcpEnd> greeted_;
+};
+
+TEST_F(SilentSenders, ConnectionThatSendsMuchTwiceEnds) {
+  const Sender sender = Connect(kStranger);
+  Send(sender, kMuch + 1);
+  EXPECT_EQ(Look(), 0u);
+  Send(sender, kMuch);
+  EXPECT_EQ(Look(), 0u) << "not more than it may";
+  Send(sender, kMuch + 1);
+  EXPECT_EQ(Look(), 0u);
+  Send(sender, kMuch + 1);
+  EXPECT_EQ(Look(), 1u);
+  EXPECT_TRUE(Ended(sender));
+}
+
+TEST_F(SilentSenders, ConnectionsInTurnsEnd) {
+  const Sender one = Connect(kStranger);
+  const Sender other = Connect(kStranger);
+  Send(one, kMuch + 1);
+  EXPECT_EQ(Look(), 0u);
+  Send(other, kMuch + 1);
+  EXPECT_EQ(Look(), 1u);
+  EXPECT_FALSE(Ended(one)) << "it sends nothing";
+  EXPECT_TRUE(Ended(other));
+}
+
+TEST_F(SilentSenders, ConnectionsThatSendMuchTogetherEnd) {
+  std::vector<Sender> senders;
+  for (int i = 0; i < 4; ++i) senders.push_back(Connect(kStranger));
+  for (const std::size_t ended : {0, 4}) {
+    for (const Sender& sender : senders) Send(sender, kMuch / 2);
+    EXPECT_EQ(Look(), ended);
+  }
+}
+
+TEST_F(SilentSenders, CallerMayNotConnectAgainAtOnce) {
+  const Sender sender = Connect(kStranger);
+  for (const std::size_t ended : {0, 1}) {
+    Send(sender, kMuch + 1);
+    EXPECT_EQ(Look(), ended);
+  }
+  const auto admit = [&](std::uint16_t port) {
+    return limit_.Admit(sender.ours.get(), Address("127.0.0.1", port), [] {
+      return ConnectionLimit::Place{true, kStranger};
+    });
+  };
+  EXPECT_FALSE(admit(1).ok());
+  clock_.Advance(kSecondNs);
+  EXPECT_TRUE(admit(1).ok());
+}
+
+TEST_F(SilentSenders, OtherCallersAndGreetedConnectionsStay) {
+  const Sender sender = Connect(kStranger);
+  const Sender other = Connect(kStranger + 1);
+  const Sender daemon = Connect(kStranger);
+  greeted_.insert(TcpEnd::Of(daemon.peer));
+  for (const std::size_t ended : {0, 1}) {
+    Send(sender, kMuch + 1);
+    Send(other, kMuch);
+    Send(daemon, 5 * kMuch);
+    EXPECT_EQ(Look(), ended);
+  }
+  EXPECT_TRUE(Ended(sender));
+  EXPECT_FALSE(Ended(other));
+  EXPECT_FALSE(Ended(daemon));
 }
 
 // gRPC names a caller by its address and port alone.
