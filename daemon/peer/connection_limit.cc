@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -149,14 +148,14 @@ bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
   return any;
 }
 
-std::vector<TcpEnd> ConnectionLimit::EndSilent(std::uint64_t bytes,
+std::vector<TcpEnd> ConnectionLimit::EndSilent(const SilentBytes& most,
                                                absl::FunctionRef<std::set<TcpEnd>()> greeted) {
-  std::map<Key, std::vector<Sender>> suspects;  // may have sent more than `bytes` silently
+  std::map<Key, std::vector<Sender>> suspects;  // some of their senders may be silent
   {
     MutexLock lock(&mutex_);
     for (auto& [key, caller] : callers_) {
       std::vector<Sender> senders = SendersOf(&caller);
-      if (Total(senders) > bytes) {
+      if (IsMuch(senders, most)) {
         suspects.emplace(key, std::move(senders));
       } else {
         caller.sent_much = false;
@@ -164,21 +163,22 @@ std::vector<TcpEnd> ConnectionLimit::EndSilent(std::uint64_t bytes,
     }
   }
   if (suspects.empty()) return {};
-  const std::set<TcpEnd> others = greeted();
+  const std::set<TcpEnd> known = greeted();
+  const auto is_known = [&](TcpEnd end) {
+    end.interface = 0;  // gRPC does not name it
+    return known.count(end) > 0;
+  };
   std::vector<TcpEnd> ended;
   MutexLock lock(&mutex_);
   for (auto& [key, senders] : suspects) {
     const auto found = callers_.find(key);
     if (found == callers_.end()) continue;
     Caller& caller = found->second;
+    for (Open& one : caller.open) one.greeted = one.greeted || is_known(one.peer);
     senders.erase(std::remove_if(senders.begin(), senders.end(),
-                                 [&](const Sender& sender) {
-                                   TcpEnd end = sender.peer;
-                                   end.interface = 0;  // gRPC does not name it
-                                   return others.count(end) > 0;
-                                 }),
+                                 [&](const Sender& sender) { return is_known(sender.peer); }),
                   senders.end());
-    const bool sent_much = std::exchange(caller.sent_much, Total(senders) > bytes);
+    const bool sent_much = std::exchange(caller.sent_much, IsMuch(senders, most));
     if (!sent_much || !caller.sent_much) continue;
     for (const Sender& sender : senders) {
       if (sender.socket.End()) ended.push_back(sender.peer);
@@ -193,16 +193,19 @@ std::vector<ConnectionLimit::Sender> ConnectionLimit::SendersOf(Caller* caller) 
   for (Open& one : caller->open) {
     const std::uint64_t received = one.socket.ReceivedBytes();
     if (received <= one.received) continue;  // or it is closed
-    senders.push_back({one.socket, one.peer, received - one.received});
+    senders.push_back({one.socket, one.peer, received - one.received, one.greeted ? 0 : received});
     one.received = received;
   }
   return senders;
 }
 
-std::uint64_t ConnectionLimit::Total(const std::vector<Sender>& senders) {
-  return std::accumulate(
-      senders.begin(), senders.end(), std::uint64_t{0},
-      [](std::uint64_t sum, const Sender& sender) { return sum + sender.bytes; });
+bool ConnectionLimit::IsMuch(const std::vector<Sender>& senders, const SilentBytes& most) {
+  std::uint64_t bytes = 0;
+  for (const Sender& sender : senders) {
+    if (sender.first > most.first) return true;
+    bytes += sender.bytes;
+  }
+  return bytes > most.per_look;
 }
 
 void ConnectionLimit::EndAll() {

@@ -59,12 +59,18 @@ class ConnectionLimit {
   // order. Then the caller is paused: it gets no new connection for a while. False if there is no
   // such connection any more.
   bool End(const std::string& ip, std::uint16_t port);
-  // Ends silent connections that send much. A connection is silent if its other end is not in
-  // `greeted()`. A caller's silent connections end if they have sent more than `bytes` together
-  // since the last call, and had done so at that call too. One look is not enough: a connection is
-  // silent again once its last stream has ended. Then the caller has a pause. `greeted` is called
-  // only if a caller has sent so much. Returns the other ends of those it has ended.
-  std::vector<TcpEnd> EndSilent(std::uint64_t bytes, absl::FunctionRef<std::set<TcpEnd>()> greeted);
+  // What silent connections may send. A connection is silent while its other end is not in the set
+  // that EndSilent() gets.
+  struct SilentBytes {
+    std::uint64_t first = 0;     // one connection, before it is in the set for the first time
+    std::uint64_t per_look = 0;  // all of a caller, between two calls of EndSilent()
+  };
+  // Ends a caller's silent connections if they have sent more than they may, at this call and at
+  // the one before. One call is not enough: a connection is silent again once its last stream has
+  // ended. Then the caller is paused. `greeted` is called only if a caller may have sent too much.
+  // Returns the other ends of those it has ended.
+  std::vector<TcpEnd> EndSilent(const SilentBytes& most,
+                                absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends every connection, and refuses new ones.
   void EndAll();
   // The addresses on this side of the open connections from this port of an address, as above.
@@ -75,18 +81,20 @@ class ConnectionLimit {
     BorrowedSocket socket;
     TcpEnd peer;
     std::uint64_t received = 0;  // bytes, at the last EndSilent()
+    bool greeted = false;        // at an EndSilent() so far
   };
   // A connection that has brought something since the last EndSilent().
   struct Sender {
     BorrowedSocket socket;
     TcpEnd peer;
-    std::uint64_t bytes = 0;
+    std::uint64_t bytes = 0;  // since then
+    std::uint64_t first = 0;  // in all, if it has never greeted
   };
   struct Caller {
     std::vector<Open> open;
     std::uint64_t looked_ns = 0;
     GrowingPause pause;
-    bool sent_much = false;  // by silent connections, at the last EndSilent()
+    bool sent_much = false;  // its silent connections, at the last EndSilent()
   };
   using Address = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
   // Zeros and a user: this user of this machine. Zeros alone: of this machine, and the kernel does
@@ -105,7 +113,7 @@ class ConnectionLimit {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts what its connections have brought.
   static std::vector<Sender> SendersOf(Caller* caller);
-  static std::uint64_t Total(const std::vector<Sender>& senders);
+  static bool IsMuch(const std::vector<Sender>& senders, const SilentBytes& most);
   void ForgetClosedLocked(Caller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.
   void ForgetAllClosedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -46,9 +46,9 @@ class PeerListener {
   // As ConnectionLimit::End(). Thread-safe.
   bool End(const std::string& ip, std::uint16_t port) { return limit_.End(ip, port); }
   // As ConnectionLimit::EndSilent(). Thread-safe.
-  std::vector<TcpEnd> EndSilent(std::uint64_t bytes,
+  std::vector<TcpEnd> EndSilent(const ConnectionLimit::SilentBytes& most,
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted) {
-    return limit_.EndSilent(bytes, greeted);
+    return limit_.EndSilent(most, greeted);
   }
   // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);

@@ -26,9 +26,9 @@ constexpr std::size_t kMaxGreeted = 256;
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A connection without a stream is closed after this.
 constexpr int kIdleConnectionMs = 30'000;
-// A caller's connections without a stream that has said Hello may send so much between two looks. A
-// daemon says Hello before it sends anything else.
-constexpr std::uint64_t kMostSilentBytes = 1 << 20;
+// A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
+// its length with a limit.
+constexpr ConnectionLimit::SilentBytes kMostSilentBytes = {128 << 10, 1 << 20};
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
 // gRPC reads a connection that it is given until there is nothing to read for a moment.

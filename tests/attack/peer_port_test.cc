@@ -158,6 +158,27 @@ TEST_F(PeerPort, ConnectionThatSendsWithoutHelloEnds) {
   ExpectUnharmed();
 }
 
+// gRPC holds a message whole before it compares its length with the limit.
+TEST_F(PeerPort, MessagesThatDoNotEndTakeLittleMemory) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer is too slow: the connections send too little";
+  constexpr int kConnections = 32;
+  constexpr int kPieces = 1200;  // of 16 KiB
+  const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
+  std::vector<std::thread> attackers;
+  for (int i = 0; i < kConnections; ++i) {
+    attackers.emplace_back([peer = alpha_.Status().peer_address()] {
+      RawHttp2 connection(ConnectTcp(peer, kAttackersAddress), 65535);
+      connection.BeginMessage("/gradsync.v1.Peer/Attach", 1u << 30);
+      for (int sent = 0; sent < kPieces && connection.ContinueMessage(); ++sent) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(4));  // the pace of the attack
+      }
+    });
+  }
+  for (std::thread& attacker : attackers) attacker.join();
+  EXPECT_LT(MemoryBytes(alpha_.pid(), "VmHWM"), before + 256 * kMiB);
+  ExpectUnharmed();
+}
+
 TEST_F(PeerPort, ConnectionThatCallsAnUnknownMethodEnds) {
   Descriptor connection = ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress);
   const Descriptor reader(dup(connection.get()));

@@ -18,6 +18,7 @@ constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kUnkn
 constexpr std::uint32_t kCancel = 8;
 constexpr std::uint8_t kEndStream = 1, kEndHeaders = 4;
 constexpr std::uint16_t kInitialWindowSize = 4;
+constexpr std::size_t kMaxFrameBytes = 16'384;
 
 std::string BigEndian(std::uint64_t value, int bytes) {
   std::string text;
@@ -92,6 +93,18 @@ bool RawHttp2::CallWithHeader(const std::string& path, const std::string& name,
       Frame(kHeaders, kEndHeaders | kEndStream, stream, HeadersOf(path) + Header(name, value)));
 }
 
+bool RawHttp2::BeginMessage(const std::string& path, std::uint32_t bytes) {
+  const std::uint32_t stream = next_stream_;
+  next_stream_ += 2;
+  return Send(Frame(kHeaders, kEndHeaders, stream, HeadersOf(path)) +
+              Frame(kData, 0, stream, BigEndian(0, 1) + BigEndian(bytes, 4))) &&
+         ContinueMessage();
+}
+
+bool RawHttp2::ContinueMessage() {
+  return Send(Frame(kData, 0, next_stream_ - 2, std::string(kMaxFrameBytes, 'x')));
+}
+
 void RawHttp2::ResetAndClose(const std::string& path) {
   fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
   while (OpenAndReset(path, 500)) {
@@ -116,7 +129,7 @@ bool RawHttp2::SendNothings() {
 bool RawHttp2::SendBulk() {
   static const auto* const frames = [] {
     auto* const made = new std::string;
-    const std::string payload(16'384, 'x');
+    const std::string payload(kMaxFrameBytes, 'x');
     for (int i = 0; i < 64; ++i) *made += Frame(kUnknown, 0, 0, payload);
     return made;
   }();

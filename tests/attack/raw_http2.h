@@ -27,6 +27,10 @@ class RawHttp2 {
   bool Call(const std::string& path, const std::string& message);
   // Sends a call whose header `name` has this value.
   bool CallWithHeader(const std::string& path, const std::string& name, const std::string& value);
+  // Begins a call whose message has so many bytes, and sends the first 16 KiB of them.
+  bool BeginMessage(const std::string& path, std::uint32_t bytes);
+  // Sends 16 KiB more of the message that was begun last, however much the server wants.
+  bool ContinueMessage();
   // Opens so many calls and resets each at once. Then drops what the server has sent.
   bool OpenAndReset(const std::string& path, int calls);
   // Opens and resets as many calls as the socket takes at once, and says that nothing more comes.

@@ -263,14 +263,15 @@ class SilentSenders : public testing::Test {
   }
   // How many connections a look ends.
   std::size_t Look() {
-    return limit_.EndSilent(kMuch, [this] { return greeted_; }).size();
+    return limit_.EndSilent({kFirst, kMuch}, [this] { return greeted_; }).size();
   }
   static bool Ended(const Sender& sender) {
     char byte = 0;
     return recv(sender.theirs.get(), &byte, 1, MSG_DONTWAIT) == 0;
   }
 
-  static constexpr std::uint64_t kMuch = 1000;
+  static constexpr std::uint64_t kMuch = 1000;     // for a caller, between two looks
+  static constexpr std::uint64_t kFirst = 10'000;  // for a connection that has not greeted
   static constexpr std::uint32_t kStranger = 54321;
 
   ManualClock clock_;
@@ -342,6 +343,30 @@ TEST_F(SilentSenders, OtherCallersAndGreetedConnectionsStay) {
   EXPECT_TRUE(Ended(sender));
   EXPECT_FALSE(Ended(other));
   EXPECT_FALSE(Ended(daemon));
+}
+
+TEST_F(SilentSenders, SlowSenderMayNotSendForEver) {
+  const Sender sender = Connect(kStranger);
+  for (std::uint64_t sent = 0; sent + kMuch <= kFirst; sent += kMuch) {
+    Send(sender, kMuch);
+    EXPECT_EQ(Look(), 0u);
+  }
+  for (const std::size_t ended : {0, 1}) {
+    Send(sender, kMuch);
+    EXPECT_EQ(Look(), ended);
+  }
+}
+
+TEST_F(SilentSenders, ConnectionWhoseStreamsHaveEndedMaySendALittle) {
+  const Sender daemon = Connect(kStranger);
+  greeted_.insert(TcpEnd::Of(daemon.peer));
+  Send(daemon, 2 * kFirst);
+  EXPECT_EQ(Look(), 0u);
+  greeted_.clear();
+  for (int i = 0; i < 10; ++i) {
+    Send(daemon, kMuch);
+    EXPECT_EQ(Look(), 0u);
+  }
 }
 
 // gRPC names a caller by its address and port alone.
