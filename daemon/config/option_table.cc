@@ -13,6 +13,7 @@
 #include "absl/time/time.h"
 #include "daemon/config/option_value.h"
 #include "daemon/peer/coordinator_list.h"
+#include "daemon/peer/node_name.h"
 #include "daemon/peer/peer_address.h"
 #include "proto/gradsync/limits.h"
 
@@ -194,9 +195,9 @@ absl::Status CheckCoordinators(const std::string& text) {
 }
 
 absl::Status CheckNodeName(const std::string& name) {
-  if (name.size() <= kMaxNodeNameBytes && !absl::StrContains(name, ',')) return absl::OkStatus();
-  return Invalid(
-      absl::StrCat(Quoted(name), " is longer than ", kMaxNodeNameBytes, " bytes or has a comma"));
+  if (name.empty() || (IsNodeName(name) && !absl::StrContains(name, ','))) return absl::OkStatus();
+  return Invalid(absl::StrCat(Quoted(name), " has more than ", kMaxNodeNameBytes,
+                              " bytes, a comma, or a character that is not printable ASCII"));
 }
 
 absl::Status CheckLogFile(const std::string& path) {
@@ -341,8 +342,8 @@ std::vector<OptionEntry> MakeTable() {
            "each with a port if it is not that of peer_listen. Empty: this daemon connects to any "
            "host and port that a trainer names.",
            "10.0.0.0/8, *.cluster.example"}),
-      String(&Options::node_name, "NAME", "at most 64 bytes without a comma, or empty",
-             CheckNodeName,
+      String(&Options::node_name, "NAME",
+             "at most 64 printable characters without a comma, or empty", CheckNodeName,
              {"node_name", kPeers,
               "Name of this node in messages and status. Empty: the host's name.", "node7"}),
       Path(&Options::peer_tls_certificate, "an absolute path of a file, or empty", CheckLogFile,
@@ -358,8 +359,8 @@ std::vector<OptionEntry> MakeTable() {
             "PEM file with the authority that signed the other nodes' certificates.",
             "/etc/gradsync/ca.crt"}),
       String(
-          &Options::peer_tls_name, "NAME", "at most 64 bytes without a comma, or empty",
-          CheckNodeName,
+          &Options::peer_tls_name, "NAME",
+          "at most 64 printable characters without a comma, or empty", CheckNodeName,
           {"peer_tls_name", kPeers,
            "DNS name that the other nodes' certificates must have. Set it if all nodes share one "
            "certificate. Empty: each certificate must have its node's address.",

@@ -19,7 +19,7 @@ namespace gradsync::daemon {
 
 struct EngineOptions : EngineSettings {
   std::uint32_t node = 0;
-  std::uint32_t nodes = 0;  // 2 to kMaxEngineNodes
+  std::uint32_t nodes = 0;  // kMinEngineNodes to kMaxEngineNodes
   // By node, for error messages and the field "node" of errors. Default: the nodes' numbers.
   std::vector<std::string> node_names;
 

@@ -5,8 +5,9 @@
 namespace gradsync::daemon {
 
 absl::Status ValidateEngine(const EngineSettings& settings, std::uint32_t nodes) {
-  if (nodes < 2 || nodes > kMaxEngineNodes) {
-    return absl::InvalidArgumentError(absl::StrCat("nodes must be 2 to ", kMaxEngineNodes));
+  if (nodes < kMinEngineNodes || nodes > kMaxEngineNodes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("nodes must be ", kMinEngineNodes, " to ", kMaxEngineNodes));
   }
   if (settings.lanes < 1 || settings.lanes > EngineSettings::kMaxLanes) {
     return absl::InvalidArgumentError(

@@ -42,7 +42,8 @@ struct EngineSettings {
   absl::Duration silence_limit = absl::Seconds(8);
 };
 
-// An engine's nodes: 2 to this many.
+// How many nodes an engine may have.
+inline constexpr std::uint32_t kMinEngineNodes = 2;
 inline constexpr std::uint32_t kMaxEngineNodes = 256;
 
 // INVALID_ARGUMENT if a setting, or the number of nodes, is out of its bounds. The coordinator of

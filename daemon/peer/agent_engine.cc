@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/node_name.h"
+#include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/rpc/status_mapping.h"
@@ -35,8 +37,39 @@ std::size_t BytesOf(const v1::Launch& launch) {
 
 }  // namespace
 
+absl::Status AgentEngine::CheckConnect(const v1::ConnectEngine& connect) const {
+  const auto malformed = [this](const auto&... what) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", context_.node_name, ": the coordinator connects an engine ", what...));
+  };
+  const auto nodes = static_cast<std::uint32_t>(connect.node_names_size());
+  if (nodes < kMinEngineNodes || nodes > kMaxEngineNodes) {
+    return malformed("of ", nodes, " nodes; ", kMinEngineNodes, " to ", kMaxEngineNodes,
+                     " allowed");
+  }
+  if (connect.node() >= nodes) return malformed("of ", nodes, " nodes to node ", connect.node());
+  if (!std::all_of(connect.node_names().begin(), connect.node_names().end(), IsNodeName)) {
+    return malformed("with a node's name that is empty, too long or not printable");
+  }
+  if (connect.address().size() > kMaxHostBytes) return malformed("with too long an address");
+  if (engines_.load() < kMaxEngines) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kQuota,
+      absl::StrCat("node ", context_.node_name, ": the coordinator has connected ", kMaxEngines,
+                   " engines that have not ended yet, as many as one job may have"),
+      {{field::kNode, context_.node_name}});
+}
+
 void AgentEngine::Connect(const v1::ConnectEngine& connect) {
   End(absl::CancelledError("the nodes connect again"));
+  const auto failed = [send = context_.send, number = connect.epoch()](const absl::Status& why) {
+    // Launch 0 stands for the engine as a whole.
+    v1::AttachRequest message;
+    message.mutable_launch_done()->set_epoch(number);
+    *message.mutable_launch_done()->mutable_status() = ToProto(why);
+    send(std::move(message));
+  };
+  if (const absl::Status refused = CheckConnect(connect); !refused.ok()) return failed(refused);
   auto epoch = std::make_shared<Epoch>();
   epoch->number = connect.epoch();
   epoch->store = std::make_shared<Rendezvous>(
@@ -62,20 +95,7 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
   spec.settings = SettingsOf(connect);
   epoch->node_names = spec.node_names;
   epoch->settings = spec.settings;
-  spec.failed = [send = context_.send, number = epoch->number](const absl::Status& why) {
-    // Launch 0 stands for the engine as a whole.
-    v1::AttachRequest message;
-    message.mutable_launch_done()->set_epoch(number);
-    *message.mutable_launch_done()->mutable_status() = ToProto(why);
-    send(std::move(message));
-  };
-  if (engines_.load() >= kMaxEngines) {
-    return spec.failed(MakeError(
-        absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("node ", context_.node_name, ": the coordinator has connected ", kMaxEngines,
-                     " engines that have not ended yet, as many as one job may have"),
-        {{field::kNode, context_.node_name}}));
-  }
+  spec.failed = failed;
   engines_.fetch_add(1);
   epoch->exchange = std::make_unique<NodeExchange>(
       context_.node_name,
@@ -83,14 +103,14 @@ void AgentEngine::Connect(const v1::ConnectEngine& connect) {
         spec.store = store.get();
         return make(spec);
       },
-      spec.failed);
+      failed);
   const absl::Status failure = epoch->exchange->failure();
   epoch->place = epochs_.fetch_add(1) + 1;
   {
     MutexLock lock(&mutex_);
     epoch_ = std::move(epoch);
   }
-  if (!failure.ok()) spec.failed(failure);
+  if (!failure.ok()) failed(failure);
 }
 
 std::shared_ptr<AgentEngine::Epoch> AgentEngine::Find(std::uint64_t number) const {

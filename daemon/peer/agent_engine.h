@@ -57,8 +57,8 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   explicit AgentEngine(Context context) : context_(std::move(context)) {}
 
   // ---- The coordinator's messages
-  // Ends the engine, if there is one, and connects a new one. If kMaxEngines of them have not been
-  // destroyed yet, answers that the engine failed: RESOURCE_EXHAUSTED.
+  // Ends the engine, if there is one, and connects a new one. If CheckConnect() refuses it, answers
+  // that the engine failed.
   void Connect(const v1::ConnectEngine& connect);
   void Take(const v1::EngineEnd& end);
   void Take(const v1::RendezvousValue& value);
@@ -100,6 +100,10 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
     std::size_t bytes = 0;
   };
 
+  // Whether an engine may be made. Nothing of the message has been copied yet: it may be long.
+  // INVALID_ARGUMENT: the message is not valid. RESOURCE_EXHAUSTED: kMaxEngines engines have not
+  // been destroyed yet.
+  absl::Status CheckConnect(const v1::ConnectEngine& connect) const;
   // The epoch with this number, if it is the current one.
   std::shared_ptr<Epoch> Find(std::uint64_t number) const;
   // Makes the work of a launch, without its done(). `semaphores` gets the pages of its ranks.

@@ -11,6 +11,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/peer/local_caller.h"
+#include "daemon/peer/node_name.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/rpc/encode.h"
@@ -226,11 +227,9 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
   if (phase_.load() != Phase::kConnected) return Malformed("Hello a second time");
   phase_.store(Phase::kSaidHello);
   const bool printable =
-      std::all_of(hello.node_name().begin(), hello.node_name().end(), absl::ascii_isprint) &&
       std::all_of(hello.job_id().begin(), hello.job_id().end(), absl::ascii_isprint);
-  if (hello.instance().size() != kInstanceBytes || hello.node_name().empty() ||
-      hello.node_name().size() > kMaxNodeNameBytes || hello.job_id().empty() ||
-      hello.job_id().size() > kMaxJobIdBytes || !printable ||
+  if (hello.instance().size() != kInstanceBytes || !IsNodeName(hello.node_name()) ||
+      hello.job_id().empty() || hello.job_id().size() > kMaxJobIdBytes || !printable ||
       !(hello.token_hash().empty() || hello.token_hash().size() == kHashBytes)) {
     return Malformed("Hello with a field that is empty, too long or not printable");
   }

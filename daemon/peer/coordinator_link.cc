@@ -1,6 +1,7 @@
 #include "daemon/peer/coordinator_link.h"
 
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "daemon/base/logging.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/local_caller.h"
+#include "daemon/peer/node_name.h"
 #include "daemon/peer/reach_probe.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -214,6 +216,9 @@ void CoordinatorLink::Refuse(const std::string& why) {
 
 void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
   if (Welcomed()) return;
+  if (!IsNodeName(welcome.node_name())) {
+    return Refuse("its node's name is empty, too long or not printable");
+  }
   // Without TLS anyone can answer. On this machine the kernel knows who does.
   if (!context_.tls) {
     const std::string address = call_.peer();
@@ -471,10 +476,12 @@ bool CoordinatorLink::EndIdle(const absl::Status& why) {
   return !up;
 }
 
-std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {
+std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot(RemoteJobFilter wanted) {
   MutexLock lock(&mutex_);
   const bool dialing = state_ == State::kDialing && ranks_.waiting();
   if (!dialing && (state_ != State::kUp || ranks_.empty())) return std::nullopt;
+  std::set<std::uint64_t> incarnations = ranks_.Incarnations();
+  if (!wanted({key_.uid, key_.job_id, incarnations})) return std::nullopt;
   RemoteJobSnapshot job;
   job.uid = key_.uid;
   job.job_id = key_.job_id;
@@ -482,7 +489,7 @@ std::optional<RemoteJobSnapshot> CoordinatorLink::Snapshot() {
   job.node_name = coordinator_;
   job.connected = !dialing;
   job.heard_ns = heard_ns_.load();
-  job.incarnations = ranks_.Incarnations();
+  job.incarnations = std::move(incarnations);
   job.engine = engine_->Snapshot();
   return job;
 }

@@ -87,8 +87,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // The coordinator answered that it is this daemon.
   bool is_self();
   std::uint64_t engines_made() const { return engine_->engines_made(); }
-  // For status; nullopt if no rank uses the link.
-  std::optional<RemoteJobSnapshot> Snapshot();
+  // For status; nullopt if no rank uses the link, or the job is not wanted.
+  std::optional<RemoteJobSnapshot> Snapshot(RemoteJobFilter wanted);
 
   void Cancel() override { call_.TryCancel(); }
 

@@ -166,10 +166,10 @@ void CoordinatorLinkTable::Cancel() {
   links_.clear();
 }
 
-std::vector<RemoteJobSnapshot> CoordinatorLinkTable::RemoteJobs() {
+std::vector<RemoteJobSnapshot> CoordinatorLinkTable::RemoteJobs(RemoteJobFilter wanted) {
   std::vector<RemoteJobSnapshot> jobs;
   for (const auto& link : All()) {
-    if (auto job = link->Snapshot()) jobs.push_back(*std::move(job));
+    if (auto job = link->Snapshot(wanted)) jobs.push_back(*std::move(job));
   }
   return jobs;
 }

@@ -66,7 +66,7 @@ class CoordinatorLinkTable {
   const StreamCount& streams() const { return streams_; }
 
   // For status.
-  std::vector<RemoteJobSnapshot> RemoteJobs();
+  std::vector<RemoteJobSnapshot> RemoteJobs(RemoteJobFilter wanted);
   // How many engines the links have made.
   std::uint64_t engines_made();
 

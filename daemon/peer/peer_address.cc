@@ -26,7 +26,7 @@ bool IsName(absl::string_view text) {
 // A DNS name, an IPv4 address, or an IPv6 address, which may end in a zone ("fe80::2%eth0").
 bool IsHost(absl::string_view host) {
   // A reader of C strings would see only the part before a NUL.
-  if (host.size() > 255 || absl::StrContains(host, '\0')) return false;
+  if (host.size() > kMaxHostBytes || absl::StrContains(host, '\0')) return false;
   if (!absl::StrContains(host, ':')) return IsName(host);
   const std::size_t percent = host.find('%');
   in6_addr address;

@@ -3,6 +3,7 @@
 #ifndef DAEMON_PEER_PEER_ADDRESS_H_
 #define DAEMON_PEER_PEER_ADDRESS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -10,6 +11,9 @@
 #include "absl/strings/string_view.h"
 
 namespace gradsync::daemon {
+
+// The longest host, in bytes.
+inline constexpr std::size_t kMaxHostBytes = 255;
 
 struct PeerAddress {
   std::string host;  // without brackets

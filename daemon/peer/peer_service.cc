@@ -111,7 +111,9 @@ class PeerService::Impl {
   const std::vector<std::string>& warnings() const { return warnings_; }
   const std::vector<std::string>& notices() const { return notices_; }
   JobNodes NodesOf(const Job& job) { return node_groups_.NodesOf(job); }
-  std::vector<RemoteJobSnapshot> RemoteJobs() { return links_.RemoteJobs(); }
+  std::vector<RemoteJobSnapshot> RemoteJobs(RemoteJobFilter wanted) {
+    return links_.RemoteJobs(wanted);
+  }
 
  private:
   // Where this node's engines listen. Empty: the address that the others reach.
@@ -270,7 +272,9 @@ const std::string& PeerService::node_name() const { return impl_->node_name(); }
 const std::vector<std::string>& PeerService::warnings() const { return impl_->warnings(); }
 const std::vector<std::string>& PeerService::notices() const { return impl_->notices(); }
 JobNodes PeerService::NodesOf(const Job& job) { return impl_->NodesOf(job); }
-std::vector<RemoteJobSnapshot> PeerService::RemoteJobs() { return impl_->RemoteJobs(); }
+std::vector<RemoteJobSnapshot> PeerService::RemoteJobs(RemoteJobFilter wanted) {
+  return impl_->RemoteJobs(wanted);
+}
 std::uint64_t PeerService::engines_made() const { return impl_->engines_made(); }
 
 }  // namespace gradsync::daemon

@@ -76,7 +76,7 @@ class PeerService final : public JobFinder, public NodeStatusSource {
   const std::vector<std::string>& notices() const;
 
   JobNodes NodesOf(const Job& job) override;
-  std::vector<RemoteJobSnapshot> RemoteJobs() override;
+  std::vector<RemoteJobSnapshot> RemoteJobs(RemoteJobFilter wanted) override;
   // How many engines it has made, for jobs that are coordinated here or elsewhere.
   std::uint64_t engines_made() const;
 

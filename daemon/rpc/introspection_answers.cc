@@ -108,19 +108,18 @@ v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
     FillNodes(snapshot, context_.nodes->NodesOf(*job), context_.node_name, now_ns, out);
   }
   if (context_.nodes == nullptr) return answer;
-  for (const RemoteJobSnapshot& job : context_.nodes->RemoteJobs()) {
-    if (!request.job_id().empty() && job.job_id != request.job_id()) continue;
+  const auto is_askers = [&](std::uint64_t incarnation) {
+    const auto found = sessions.find(incarnation);
+    return found != sessions.end() && found->second->identity().process.tenant() == asker.tenant();
+  };
+  const auto wanted = [&](const RemoteJobOwners& job) {
+    if (!request.job_id().empty() && job.job_id != request.job_id()) return false;
     // A job without ranks here waits for the next ones. Nobody in a pod sees it.
-    const auto is_askers = [&](std::uint64_t incarnation) {
-      const auto found = sessions.find(incarnation);
-      return found != sessions.end() &&
-             found->second->identity().process.tenant() == asker.tenant();
-    };
     const bool idle = job.incarnations.empty() && asker.place.pod.none() && job.uid == asker.uid;
-    if (!sees_all && !idle &&
-        std::none_of(job.incarnations.begin(), job.incarnations.end(), is_askers)) {
-      continue;
-    }
+    return sees_all || idle ||
+           std::any_of(job.incarnations.begin(), job.incarnations.end(), is_askers);
+  };
+  for (const RemoteJobSnapshot& job : context_.nodes->RemoteJobs(wanted)) {
     v1::RemoteJobStatus* out = response->add_remote_jobs();
     out->set_job_id(job.job_id);
     out->set_uid(job.uid);

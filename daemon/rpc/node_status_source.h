@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/job/job.h"
@@ -52,12 +53,22 @@ struct RemoteJobSnapshot {
   std::optional<EngineSnapshot> engine;
 };
 
+// What tells whose such a job is. Refers to its job.
+struct RemoteJobOwners {
+  uid_t uid = 0;
+  const std::string& job_id;
+  const std::set<std::uint64_t>& incarnations;
+};
+// Whether a job is wanted. Called with a lock held: calls nobody.
+using RemoteJobFilter = absl::FunctionRef<bool(const RemoteJobOwners&)>;
+
 // Thread-safe.
 class NodeStatusSource {
  public:
   virtual ~NodeStatusSource() = default;
   virtual JobNodes NodesOf(const Job& job) = 0;
-  virtual std::vector<RemoteJobSnapshot> RemoteJobs() = 0;
+  // Copies only the jobs that are wanted: the other ones cost the asker nothing.
+  virtual std::vector<RemoteJobSnapshot> RemoteJobs(RemoteJobFilter wanted) = 0;
 };
 
 }  // namespace gradsync::daemon

@@ -369,6 +369,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "peer_listen: other machines reach 10.0.0.1, and there is no TLS. Set "
                   "peer_tls_certificate, peer_tls_key and peer_tls_ca (deploy/peer-keys makes "
                   "them), or peer_plain_text if everyone on that network may join any user's jobs"},
+        FlagFault{"NodeName",
+                  {"--node_name=a\tb"},
+                  "--node_name: \"a\\tb\" has more than 64 bytes, a comma, or a character that is "
+                  "not printable ASCII; allowed: at most 64 printable characters without a comma, "
+                  "or empty"},
         FlagFault{"Coordinators",
                   {"--peer_coordinators=node7, 10.0.0.0/33"},
                   "--peer_coordinators: '10.0.0.0/33' is not a host, *.domain or network, with or "

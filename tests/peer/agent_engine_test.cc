@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/engine/engine_settings.h"
 #include "daemon/peer/peer_protocol.h"
 #include "gtest/gtest.h"
 #include "tests/engine/event.h"
@@ -51,13 +52,27 @@ class AgentEngineTest : public testing::Test {
     reaper_.reset();
   }
 
-  void Connect(std::uint64_t epoch) {
+  static v1::ConnectEngine ConnectMessage(std::uint64_t epoch) {
     v1::ConnectEngine connect;
     connect.set_epoch(epoch);
     connect.set_node(1);
     connect.add_node_names("alpha");
     connect.add_node_names("beta");
+    return connect;
+  }
+  void Connect(std::uint64_t epoch) { engine_->Connect(ConnectMessage(epoch)); }
+  // Expects that the agent makes no engine of the message, and says why.
+  void ExpectNoEngine(const v1::ConnectEngine& connect, const std::string& text) {
+    const std::uint64_t made = engine_->engines_made();
     engine_->Connect(connect);
+    EXPECT_EQ(engine_->engines_made(), made) << text;
+    EXPECT_FALSE(engine_->Snapshot().has_value()) << text;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ASSERT_FALSE(sent_.empty()) << text;
+    const v1::LaunchDone& done = sent_.back().launch_done();
+    EXPECT_EQ(done.epoch(), connect.epoch());
+    EXPECT_EQ(done.sequence(), 0u);
+    EXPECT_NE(done.status().message().find(text), std::string::npos) << done.ShortDebugString();
   }
   static v1::Launch Launch(std::uint64_t epoch, std::uint64_t sequence) {
     v1::Launch launch;
@@ -206,6 +221,32 @@ TEST_F(AgentEngineTest, EndAnswersLaunchesInFlight) {
   EXPECT_FALSE(engine_->busy());
   EXPECT_EQ(settled_, 1);
   EXPECT_FALSE(engine_->Snapshot().has_value());
+}
+
+// What the agent copies of such a message stays while the engine exists, and nobody is charged.
+TEST_F(AgentEngineTest, AMalformedConnectEngineMakesNoEngine) {
+  v1::ConnectEngine connect = ConnectMessage(1);
+  connect.clear_node_names();
+  ExpectNoEngine(connect, "an engine of 0 nodes; 2 to 256 allowed");
+  for (std::uint32_t i = 0; i <= kMaxEngineNodes; ++i) connect.add_node_names("node");
+  ExpectNoEngine(connect, "an engine of 257 nodes; 2 to 256 allowed");
+  connect = ConnectMessage(2);
+  connect.set_node(2);
+  ExpectNoEngine(connect, "an engine of 2 nodes to node 2");
+  for (const std::string& name : {std::string(), std::string(65, 'x'), std::string("a\nb")}) {
+    connect = ConnectMessage(3);
+    connect.set_node_names(0, name);
+    ExpectNoEngine(connect, "a node's name that is empty, too long or not printable");
+  }
+  connect = ConnectMessage(4);
+  connect.set_address(std::string(256, '1'));
+  ExpectNoEngine(connect, "too long an address");
+  connect.set_address(std::string(255, '1'));
+  connect.set_node_names(0, std::string(64, 'x'));
+  engine_->Connect(connect);
+  EXPECT_EQ(engine_->engines_made(), 1u);
+  connect.set_node(2);
+  ExpectNoEngine(connect, "to node 2");
 }
 
 // Each has memory, threads and a process until its end, and a coordinator may ask for any number.

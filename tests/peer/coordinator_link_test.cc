@@ -29,13 +29,7 @@ class CoordinatorLinkTest : public testing::Test {
  protected:
   CoordinatorLinkTest() {
     link_->OnMessage(Welcome());
-    JoinRequest join;
-    join.key = kKey;
-    join.rank = 1;
-    join.world_size = 2;
-    join.incarnation = kIncarnation;
-    join.message = std::make_shared<const v1::OpenSession>();
-    EXPECT_TRUE(link_->Join(join, sink_, [this](absl::StatusOr<Joined> joined) {
+    EXPECT_TRUE(link_->Join(JoinMessage(), sink_, [this](absl::StatusOr<Joined> joined) {
       ASSERT_TRUE(joined.ok()) << joined.status();
       rank_ = joined->job;
     }));
@@ -58,10 +52,19 @@ class CoordinatorLinkTest : public testing::Test {
     context.tls = true;  // otherwise the kernel is asked who answers
     return context;
   }
-  static v1::AttachResponse Welcome() {
+  JoinRequest JoinMessage() const {
+    JoinRequest join;
+    join.key = kKey;
+    join.rank = 1;
+    join.world_size = 2;
+    join.incarnation = kIncarnation;
+    join.message = std::make_shared<const v1::OpenSession>();
+    return join;
+  }
+  static v1::AttachResponse Welcome(const std::string& node_name = "alpha") {
     v1::AttachResponse message;
     message.mutable_welcome()->set_instance(std::string(kInstanceBytes, 'a'));
-    message.mutable_welcome()->set_node_name("alpha");
+    message.mutable_welcome()->set_node_name(node_name);
     return message;
   }
   // The session delivers a message of so many buckets, each of one byte.
@@ -83,6 +86,31 @@ class CoordinatorLinkTest : public testing::Test {
   std::shared_ptr<JobPort> rank_;
   std::shared_ptr<CoordinatorLink> link_ = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
 };
+
+// The link keeps the name, and every rank's error has it.
+TEST_F(CoordinatorLinkTest, ACoordinatorWhoseNodeHasNoNameIsRefused) {
+  for (const std::string& name : {std::string(), std::string(65, 'x'), std::string("a\nb")}) {
+    const auto link = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
+    absl::Status answer;
+    ASSERT_TRUE(
+        link->Join(JoinMessage(), sink_, [&](const auto& joined) { answer = joined.status(); }));
+    link->OnMessage(Welcome(name));
+    EXPECT_EQ(DetailsOf(answer).reason, "COORDINATOR_REFUSED") << answer;
+    EXPECT_THAT(std::string(answer.message()), HasSubstr("its node's name is empty, too long or"));
+    EXPECT_TRUE(link->ended());
+  }
+}
+
+// Another user's status call copies nothing of this job.
+TEST_F(CoordinatorLinkTest, StatusIsThatOfWantedJobs) {
+  const auto all = link_->Snapshot([](const RemoteJobOwners& job) {
+    return job.uid == 1000 && job.job_id == "job" && job.incarnations.count(kIncarnation) == 1;
+  });
+  ASSERT_TRUE(all.has_value());
+  EXPECT_EQ(all->node_name, "alpha");
+  EXPECT_EQ(all->incarnations.size(), 1u);
+  EXPECT_FALSE(link_->Snapshot([](const RemoteJobOwners&) { return false; }).has_value());
+}
 
 TEST_F(CoordinatorLinkTest, AFewUnreadMessagesCostTheirUserNothing) {
   for (int i = 0; i < 100; ++i) MarkReady(8);

@@ -5,8 +5,10 @@
 
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "daemon/rpc/node_status_source.h"
 #include "tests/session/session_fixture.h"
 
 namespace gradsync::daemon {
@@ -30,6 +32,23 @@ ClientProcess Process(uid_t uid, const PodPlace& place, pid_t pid = 1) {
   return process;
 }
 
+// Jobs that other nodes coordinate.
+class FakeNodes final : public NodeStatusSource {
+ public:
+  explicit FakeNodes(std::vector<RemoteJobSnapshot> jobs) : jobs_(std::move(jobs)) {}
+  JobNodes NodesOf(const Job&) override { return {}; }
+  std::vector<RemoteJobSnapshot> RemoteJobs(RemoteJobFilter wanted) override {
+    std::vector<RemoteJobSnapshot> found;
+    for (const RemoteJobSnapshot& job : jobs_) {
+      if (wanted({job.uid, job.job_id, job.incarnations})) found.push_back(job);
+    }
+    return found;
+  }
+
+ private:
+  const std::vector<RemoteJobSnapshot> jobs_;
+};
+
 class IntrospectionTest : public SessionFixture {
  protected:
   void SetUp() override {
@@ -52,6 +71,19 @@ class IntrospectionTest : public SessionFixture {
     context.control_quota = &control_quota_;
     context.clock = &clock_;
     return context;
+  }
+  // A job with a rank of this session; null: with none.
+  static RemoteJobSnapshot RemoteJob(const std::string& job_id, uid_t uid, const Session* session) {
+    RemoteJobSnapshot job;
+    job.uid = uid;
+    job.job_id = job_id;
+    if (session != nullptr) job.incarnations = {session->identity().incarnation};
+    return job;
+  }
+  static Names RemoteJobsOf(const v1::GetStatusResponse& status) {
+    Names names;
+    for (const auto& job : status.remote_jobs()) names.insert(job.job_id());
+    return names;
   }
   // Checks all answers, each of which must show these jobs and as many users.
   void ExpectSees(const IntrospectionContext& context, const ClientProcess& asker,
@@ -124,6 +156,27 @@ TEST_F(IntrospectionTest, NamesThePodOfASessionAndOfAUser) {
   ASSERT_EQ(status.users_size(), 1);
   EXPECT_EQ(status.users(0).uid(), kTenant);
   EXPECT_EQ(status.users(0).pod(), "6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60");
+}
+
+// The source copies only those.
+TEST_F(IntrospectionTest, AsksForTheRemoteJobsThatTheAskerMaySee) {
+  FakeNodes nodes({RemoteJob("far a", kTenant, sessions_of_test_[0].session->get()),
+                   RemoteJob("far node", kTenant, sessions_of_test_[2].session->get()),
+                   RemoteJob("far other", kOther, sessions_of_test_[3].session->get()),
+                   RemoteJob("waiting", kTenant, nullptr)});
+  IntrospectionContext context = Context();
+  context.nodes = &nodes;
+  const IntrospectionAnswers answers(context);
+  const auto seen = [&](const ClientProcess& asker, const v1::GetStatusRequest& request = {}) {
+    return RemoteJobsOf(answers.Status(asker, request));
+  };
+  EXPECT_EQ(seen(Process(kTenant, kPodA)), (Names{"far a"}));
+  EXPECT_EQ(seen(Process(kTenant, kNode)), (Names{"far node", "waiting"}));
+  EXPECT_EQ(seen(Process(kOther, kNode)), (Names{"far other"}));
+  EXPECT_EQ(seen(Process(0, kNode)), (Names{"far a", "far node", "far other", "waiting"}));
+  v1::GetStatusRequest one;
+  one.set_job_id("far a");
+  EXPECT_EQ(seen(Process(0, kNode), one), (Names{"far a"}));
 }
 
 }  // namespace
