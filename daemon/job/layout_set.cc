@@ -11,8 +11,7 @@
 namespace gradsync::daemon {
 namespace {
 
-// Limits on the layouts that a job keeps. Clients cannot raise them.
-constexpr std::size_t kMaxLayouts = 256;
+// The most buckets of a layout, times the ranks of its job.
 constexpr std::size_t kMaxBucketRanks = std::size_t{1} << 17;
 // Released layouts whose statistics and steps people may still ask for.
 constexpr std::size_t kReleasedKept = 4;

@@ -25,6 +25,10 @@
 
 namespace gradsync::daemon {
 
+// The most layouts of a job, and as many replacements of them that are being agreed. Clients cannot
+// raise it.
+inline constexpr std::size_t kMaxLayouts = 256;
+
 // A layout of the job as it is now. `step`: the running one, or the next one if none is running.
 struct CurrentLayout {
   LayoutSpec spec;

@@ -1,14 +1,40 @@
 #include "daemon/peer/agent_layouts.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/job/layout_set.h"
 #include "daemon/worker/gpu_arena.h"
 
 namespace gradsync::daemon {
+namespace {
+
+// A job may have layouts that this rank has released. Each entry takes time: of a layout with few
+// buckets all done words are written at once.
+absl::Status CheckNextSteps(const v1::LeaveDone& done) {
+  const auto malformed = [](absl::string_view what) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                     absl::StrCat("its LeaveDone names ", what));
+  };
+  const auto layouts = static_cast<std::size_t>(done.next_steps_size());
+  if (layouts > 2 * kMaxLayouts) {
+    return malformed(absl::StrCat(layouts, " layouts; ", 2 * kMaxLayouts, " allowed"));
+  }
+  std::set<std::uint32_t> seen;
+  for (const v1::NextStep& next : done.next_steps()) {
+    if (!seen.insert(next.channel()).second) {
+      return malformed(absl::StrCat("channel ", next.channel(), " twice"));
+    }
+    if (next.step() == 0) return malformed(absl::StrCat("step 0 of channel ", next.channel()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned) {
   if (plan.arena_bytes != assigned.arena_bytes() ||
@@ -147,7 +173,8 @@ void AgentLayouts::StepDone(const v1::StepDone& done) {
   SignalAllLocked(done.channel(), &layout, done.step());
 }
 
-void AgentLayouts::Resume(const v1::LeaveDone& done) {
+absl::Status AgentLayouts::Resume(const v1::LeaveDone& done) {
+  if (absl::Status malformed = CheckNextSteps(done); !malformed.ok()) return malformed;
   MutexLock lock(&mutex_);
   for (const auto& next : done.next_steps()) {
     const auto found = layouts_.find(next.channel());
@@ -157,6 +184,7 @@ void AgentLayouts::Resume(const v1::LeaveDone& done) {
     if (layout.memory.semaphores == nullptr) continue;
     SignalAllLocked(next.channel(), &layout, next.step() - 1);
   }
+  return absl::OkStatus();
 }
 
 void AgentLayouts::SignalAllLocked(std::uint32_t channel, Layout* layout, std::uint64_t step) {

@@ -76,8 +76,9 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
   // many buckets, the last ones later.
   void StepDone(const v1::StepDone& done);
   // Every rank has left: steps go on from these numbers. Releases waits for earlier steps, as
-  // above.
-  void Resume(const v1::LeaveDone& done);
+  // above. INVALID_ARGUMENT MALFORMED: the message names more layouts than a job may have, one of
+  // them twice, or a step 0. Then nothing changes.
+  absl::Status Resume(const v1::LeaveDone& done);
   // The rank has sent EndStep, and knows no verdict. On a GPU, to have marked every bucket is
   // enough: its streams may then have seen the verdict.
   bool InDoubt() const;

@@ -214,6 +214,14 @@ void CoordinatorLink::Refuse(const std::string& why) {
   for (const Waiting& one : waiting) one.joined(refused);
 }
 
+void CoordinatorLink::Break(const std::string& why) {
+  {
+    MutexLock lock(&mutex_);
+    if (cause_.empty()) cause_ = why;
+  }
+  Cancel();
+}
+
 void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
   if (Welcomed()) return;
   if (!IsNodeName(welcome.node_name())) {
@@ -262,7 +270,10 @@ void CoordinatorLink::NoteUse() {
 
 void CoordinatorLink::OnRankResponse(const v1::RankResponse& response) {
   const std::shared_ptr<ForwardingJob> rank = FindRank(response.incarnation());
-  if (rank == nullptr || !rank->Take(response.response())) return;
+  if (rank == nullptr) return;
+  const absl::StatusOr<bool> last = rank->Take(response.response());
+  if (!last.ok()) return Break(std::string(last.status().message()));
+  if (!*last) return;
   MutexLock lock(&mutex_);
   ranks_.Remove(response.incarnation());
   if (ranks_.empty()) idle_since_ns_ = context_.clock->NowNs();

@@ -132,6 +132,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   bool Welcomed();
   // Ends the dialing: the ranks that wait get COORDINATOR_REFUSED.
   void Refuse(const std::string& why);
+  // Ends the link, whose coordinator has broken the protocol.
+  void Break(const std::string& why);
   // Fails the ranks that have waited long enough for the coordinator. `why` is what ReachProbe
   // found.
   void OnProbed(const std::string& why);

@@ -48,7 +48,7 @@ void ForwardingJob::SendOpen() {
 
 // ---- Messages of the coordinator ----------------------------------------------------------------
 
-bool ForwardingJob::Take(const v1::SessionResponse& response) {
+absl::StatusOr<bool> ForwardingJob::Take(const v1::SessionResponse& response) {
   switch (response.kind_case()) {
     case v1::SessionResponse::kSessionOpened:
       OnOpened(response.session_opened());
@@ -76,7 +76,9 @@ bool ForwardingJob::Take(const v1::SessionResponse& response) {
       layouts_->StepDone(response.step_done());
       break;
     case v1::SessionResponse::kLeaveDone:
-      layouts_->Resume(response.leave_done());
+      if (absl::Status resumed = layouts_->Resume(response.leave_done()); !resumed.ok()) {
+        return resumed;
+      }
       break;
     case v1::SessionResponse::kSessionEnding:
       End(FromProto(response.session_ending().status()));

@@ -42,8 +42,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // Asks the coordinator to join the rank to the job.
   void SendOpen();
   // Takes the coordinator's next message. True: it was the last one, and the link forgets this
-  // rank.
-  bool Take(const v1::SessionResponse& response);
+  // rank. INVALID_ARGUMENT MALFORMED: the message is not valid, and the link ends.
+  absl::StatusOr<bool> Take(const v1::SessionResponse& response);
   // The coordinator is lost, or has refused or ended the rank. Nothing touches its memory any more.
   void End(const absl::Status& why);
   // Lose() follows with the same status. If the coordinator first ends the rank because of another

@@ -101,6 +101,21 @@ TEST_F(CoordinatorLinkTest, ACoordinatorWhoseNodeHasNoNameIsRefused) {
   }
 }
 
+TEST_F(CoordinatorLinkTest, AMalformedMessageOfARankEndsTheLinkByName) {
+  v1::AttachResponse message;
+  message.mutable_rank_response()->set_incarnation(kIncarnation);
+  v1::LeaveDone& done = *message.mutable_rank_response()->mutable_response()->mutable_leave_done();
+  for (int i = 0; i < 2; ++i) done.add_next_steps()->set_channel(1);
+  for (v1::NextStep& next : *done.mutable_next_steps()) next.set_step(1);
+  link_->OnMessage(message);
+  link_->OnEnd(absl::OkStatus());
+  const auto ends = sink_->Of<SessionEndMessage>();
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(DetailsOf(ends[0].status).reason, "COORDINATOR_LOST");
+  EXPECT_THAT(std::string(ends[0].status.message()),
+              HasSubstr("known because its LeaveDone names channel 1 twice"));
+}
+
 // Another user's status call copies nothing of this job.
 TEST_F(CoordinatorLinkTest, StatusIsThatOfWantedJobs) {
   const auto all = link_->Snapshot([](const RemoteJobOwners& job) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/base/error.h"
+#include "daemon/job/layout_set.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/status_mapping.h"
 #include "gtest/gtest.h"
@@ -39,12 +40,18 @@ class ForwardingJobTest : public testing::Test {
                                            [this](auto joined) { joined_ = joined.ok(); });
     v1::SessionResponse opened;
     opened.mutable_session_opened()->set_generation(1);
-    EXPECT_FALSE(job_->Take(opened));
+    EXPECT_FALSE(Take(opened));
     EXPECT_TRUE(joined_);
     layout_.name = "model";
     layout_.explicit_buckets = {{DataType::kFloat32, 4}, {DataType::kFloat32, 4}};
   }
 
+  // A valid message of the coordinator comes. True: it was the last one.
+  bool Take(const v1::SessionResponse& response) {
+    const absl::StatusOr<bool> last = job_->Take(response);
+    EXPECT_TRUE(last.ok()) << last.status();
+    return last.ok() && *last;
+  }
   // The session delivers this message. Returns the request that the coordinator gets.
   v1::SessionRequest Deliver(const v1::SessionRequest& request, StagingMemory staging = {}) {
     sent_.clear();
@@ -76,7 +83,7 @@ class ForwardingJobTest : public testing::Test {
     Encode(*plan, response.mutable_layout_assigned());
     response.mutable_layout_assigned()->set_request_id(channel);
     response.mutable_layout_assigned()->set_channel(channel);
-    EXPECT_FALSE(job_->Take(response));
+    EXPECT_FALSE(Take(response));
     ASSERT_TRUE(answered);
     ASSERT_TRUE(job_->ArenaMapped(job_->session(), channel, memory.Share()).ok());
   }
@@ -85,7 +92,7 @@ class ForwardingJobTest : public testing::Test {
     done.mutable_step_done()->set_channel(channel);
     done.mutable_step_done()->set_step(step);
     done.mutable_step_done()->set_verdict(v1::VERDICT_VOID);
-    EXPECT_FALSE(job_->Take(done));
+    EXPECT_FALSE(Take(done));
   }
   static v1::SessionRequest Release(std::uint32_t channel) {
     v1::SessionRequest request;
@@ -128,7 +135,7 @@ TEST_F(ForwardingJobTest, ReleasedLayoutsMemoryIsKeptUntilTheRanksStepIsDecided)
   v1::SessionResponse done;
   done.mutable_step_done()->set_channel(1);
   done.mutable_step_done()->set_step(1);
-  EXPECT_FALSE(job_->Take(done));
+  EXPECT_FALSE(Take(done));
   executor_.RunAll();
   EXPECT_FALSE(memory_.Shared());
 }
@@ -150,7 +157,7 @@ TEST_F(ForwardingJobTest, SecondLayoutOfAChannelIsRefused) {
   Encode(*plan, response.mutable_layout_assigned());
   response.mutable_layout_assigned()->set_request_id(2);
   response.mutable_layout_assigned()->set_channel(1);
-  EXPECT_FALSE(job_->Take(response));
+  EXPECT_FALSE(Take(response));
   EXPECT_EQ(DetailsOf(answer).reason, "MALFORMED") << answer;
   v1::Launch launch;
   launch.set_channel(1);
@@ -174,7 +181,7 @@ TEST_F(ForwardingJobTest, LayoutThatFailsWithoutAReasonFails) {
   failed.mutable_operation_failed()->set_layout(true);
   failed.mutable_operation_failed()->set_sequence(1);
   failed.mutable_operation_failed()->mutable_status()->set_code(0);
-  EXPECT_FALSE(job_->Take(failed));
+  EXPECT_FALSE(Take(failed));
   EXPECT_EQ(DetailsOf(answer).reason, "MALFORMED") << answer;
 }
 
@@ -208,7 +215,7 @@ TEST_F(ForwardingJobTest, AnswersGoBackAsTheyCame) {
   v1::SessionResponse state;
   state.mutable_step_state()->set_step(7);
   state.mutable_step_state()->set_missing("rank 1");
-  EXPECT_FALSE(job_->Take(state));
+  EXPECT_FALSE(Take(state));
   const auto forwarded = sink_->Of<ForwardedMessage>();
   ASSERT_EQ(forwarded.size(), 1u);
   EXPECT_EQ(forwarded[0].response->SerializeAsString(), state.SerializeAsString());
@@ -219,7 +226,7 @@ TEST_F(ForwardingJobTest, NoticesAboutLateRanksGoBackAsTheyCame) {
   v1::SessionResponse notice;
   notice.mutable_still_waiting()->set_text(
       "operation 1 (barrier) after 5s: rank 1 has not called it");
-  EXPECT_FALSE(job_->Take(notice));
+  EXPECT_FALSE(Take(notice));
   const auto forwarded = sink_->Of<ForwardedMessage>();
   ASSERT_EQ(forwarded.size(), 1u);
   EXPECT_EQ(forwarded[0].response->SerializeAsString(), notice.SerializeAsString());
@@ -279,7 +286,7 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   EXPECT_TRUE(memory_.Shared());
   v1::SessionResponse ending;
   *ending.mutable_session_ending()->mutable_status() = ToProto(absl::AbortedError("lost"));
-  EXPECT_TRUE(job_->Take(ending));
+  EXPECT_TRUE(Take(ending));
   executor_.RunAll();
   EXPECT_FALSE(memory_.Shared());
   // What comes late is freed at once.
@@ -394,7 +401,7 @@ TEST_F(LargeLayoutTest, WordsOfAnEndedRankAreLeftAlone) {
   TakeVoid(1, 1);
   v1::SessionResponse ending;
   *ending.mutable_session_ending()->mutable_status() = ToProto(absl::AbortedError("lost"));
-  EXPECT_TRUE(job_->Take(ending));
+  EXPECT_TRUE(Take(ending));
   job_ = nullptr;
   executor_.RunAll();
   EXPECT_EQ(Words(1), 0u);
@@ -406,11 +413,41 @@ TEST_F(LargeLayoutTest, ResumedRankGetsTheWordsOfTheStepsThatItHasMissed) {
   auto* const next = resumed.mutable_leave_done()->add_next_steps();
   next->set_channel(1);
   next->set_step(8);
-  EXPECT_FALSE(job_->Take(resumed));
+  EXPECT_FALSE(Take(resumed));
   EXPECT_EQ(Words(7), 0u);
   executor_.RunAll();
   EXPECT_EQ(Words(7), kBuckets);
   EXPECT_EQ(large_.void_step(), 0u);
+}
+
+// An entry costs the coordinator a few bytes, and this node a system call for each bucket.
+TEST_F(ForwardingJobTest, AMalformedLeaveDoneChangesNothing) {
+  Map(1);
+  const auto expect_malformed = [this](const v1::SessionResponse& response) {
+    const absl::StatusOr<bool> taken = job_->Take(response);
+    EXPECT_EQ(DetailsOf(taken.status()).reason, "MALFORMED") << response.ShortDebugString();
+    EXPECT_EQ(memory_.done(0), 0u);
+    EXPECT_TRUE(sink_->Of<ForwardedMessage>().empty());
+  };
+  const auto add = [](v1::SessionResponse* response, std::uint32_t channel, std::uint64_t step) {
+    auto* const next = response->mutable_leave_done()->add_next_steps();
+    next->set_channel(channel);
+    next->set_step(step);
+  };
+  v1::SessionResponse twice, zero, many;
+  add(&twice, 1, 8);
+  add(&twice, 2, 8);
+  add(&twice, 1, 9);
+  expect_malformed(twice);
+  add(&zero, 1, 8);
+  add(&zero, 2, 0);
+  expect_malformed(zero);
+  for (std::uint32_t channel = 1; channel <= 2 * kMaxLayouts + 1; ++channel) add(&many, channel, 8);
+  expect_malformed(many);
+  // The job may have layouts that this rank has released.
+  many.mutable_leave_done()->mutable_next_steps()->RemoveLast();
+  EXPECT_FALSE(Take(many));
+  EXPECT_EQ(memory_.done(0), 7u);
 }
 
 TEST(AgentLayoutsTest, SameBucketsComparesEveryBucket) {
