@@ -3,6 +3,7 @@
 #ifndef DAEMON_JOB_SESSION_MESSAGE_H_
 #define DAEMON_JOB_SESSION_MESSAGE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -127,6 +128,7 @@ struct LeaseQuestionMessage {
 // A message of a job that another node coordinates, as it came from there.
 struct ForwardedMessage {
   std::shared_ptr<const v1::SessionResponse> response;
+  std::size_t bytes = 0;  // that it takes in memory: many times as many as on the wire, perhaps
 };
 
 using SessionMessage =

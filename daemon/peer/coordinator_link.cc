@@ -12,8 +12,8 @@
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/local_caller.h"
 #include "daemon/peer/node_name.h"
+#include "daemon/peer/peer_status.h"
 #include "daemon/peer/reach_probe.h"
-#include "daemon/rpc/status_mapping.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -23,12 +23,15 @@ constexpr std::uint64_t kUnusedNs = 5'000'000'000;
 // After so long between two ticks this daemon itself was stopped, and has yet to read its messages.
 constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
 
+// The coordinator has chosen the status, unless it is gRPC's own.
 absl::Status FromGrpc(const grpc::Status& status) {
   google::rpc::Status proto;
-  if (proto.ParseFromString(status.error_details()) && proto.code() == status.error_code()) {
-    return FromProto(proto);
+  if (!proto.ParseFromString(status.error_details()) || proto.code() != status.error_code()) {
+    proto.Clear();
+    proto.set_code(status.error_code());
+    proto.set_message(status.error_message());
   }
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  return StatusFromPeer(proto);
 }
 
 }  // namespace

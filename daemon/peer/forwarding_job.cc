@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/peer_protocol.h"
+#include "daemon/peer/peer_status.h"
 #include "daemon/rpc/status_mapping.h"
 #include "daemon/worker/gpu_arena.h"
 
@@ -49,6 +51,13 @@ void ForwardingJob::SendOpen() {
 // ---- Messages of the coordinator ----------------------------------------------------------------
 
 absl::StatusOr<bool> ForwardingJob::Take(const v1::SessionResponse& response) {
+  constexpr std::size_t kMost = kMaxCoordinatorMessageBytes;
+  const std::size_t bytes = response.SpaceUsedLong();
+  if (bytes > kMost) {
+    return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
+                     absl::StrCat("it sent a message to rank ", rank(), " that takes ", bytes,
+                                  " bytes of memory; ", kMost, " allowed"));
+  }
   switch (response.kind_case()) {
     case v1::SessionResponse::kSessionOpened:
       OnOpened(response.session_opened());
@@ -67,7 +76,7 @@ absl::StatusOr<bool> ForwardingJob::Take(const v1::SessionResponse& response) {
       break;
     case v1::SessionResponse::kOperationFailed: {
       const auto& failed = response.operation_failed();
-      if (failed.layout() && OnLayoutFailed(failed.sequence(), FromProto(failed.status()))) {
+      if (failed.layout() && OnLayoutFailed(failed.sequence(), StatusFromPeer(failed.status()))) {
         return false;
       }
       break;
@@ -81,20 +90,24 @@ absl::StatusOr<bool> ForwardingJob::Take(const v1::SessionResponse& response) {
       }
       break;
     case v1::SessionResponse::kSessionEnding:
-      End(FromProto(response.session_ending().status()));
+      End(StatusFromPeer(response.session_ending().status()));
       return true;
     default:
       return false;
   }
+  ForwardToSession(response, bytes);
+  return false;
+}
+
+void ForwardingJob::ForwardToSession(const v1::SessionResponse& response, std::size_t bytes) {
   std::shared_ptr<SessionSink> sink;
   {
     MutexLock lock(&mutex_);
     sink = sink_;
   }
-  if (sink == nullptr) return false;
-  sink->Queue(ForwardedMessage{std::make_shared<const v1::SessionResponse>(response)});
+  if (sink == nullptr) return;
+  sink->Queue(ForwardedMessage{std::make_shared<const v1::SessionResponse>(response), bytes});
   sink->Flush();
-  return false;
 }
 
 void ForwardingJob::OnOpened(const v1::SessionOpened& opened) {

@@ -4,6 +4,7 @@
 #ifndef DAEMON_PEER_FORWARDING_JOB_H_
 #define DAEMON_PEER_FORWARDING_JOB_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -76,6 +77,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   };
 
   void Forward(v1::SessionRequest request) const;
+  // `bytes`: what the message takes in memory.
+  void ForwardToSession(const v1::SessionResponse& response, std::size_t bytes);
   void SendEnded(const absl::Status& why) const;
   void OnOpened(const v1::SessionOpened& opened);
   void OnAssigned(const v1::LayoutAssigned& assigned);

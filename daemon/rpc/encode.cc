@@ -160,9 +160,7 @@ struct QueuedBytesOf {
   }
   std::size_t operator()(const SessionEndMessage& message) const { return BytesOf(message.status); }
   std::size_t operator()(const StillWaitingMessage& message) const { return message.text.size(); }
-  std::size_t operator()(const ForwardedMessage& message) const {
-    return message.response->ByteSizeLong();
-  }
+  std::size_t operator()(const ForwardedMessage& message) const { return message.bytes; }
   template <class Plain>
   std::size_t operator()(const Plain&) const {
     static_assert(std::is_trivially_copyable_v<Plain>);

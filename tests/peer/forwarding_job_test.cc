@@ -11,6 +11,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/job/layout_set.h"
+#include "daemon/peer/peer_protocol.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/status_mapping.h"
 #include "gtest/gtest.h"
@@ -297,6 +298,44 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   const auto ends = sink_->Of<SessionEndMessage>();
   ASSERT_EQ(ends.size(), 1u);
   EXPECT_EQ(ends[0].status.message(), "its process has ended");
+}
+
+// The message after which a stream ends waits, however much its trainer has left unread.
+TEST_F(ForwardingJobTest, ACoordinatorsErrorsAreClipped) {
+  const google::rpc::Status why = ToProto(absl::AbortedError(std::string(1 << 20, 'x')));
+  LayoutRequest request;
+  request.request_id = 1;
+  request.spec = layout_;
+  absl::Status answer;
+  job_->RegisterLayout(job_->session(), request,
+                       [&](const auto& registration) { answer = registration.status(); });
+  v1::SessionResponse failed;
+  failed.mutable_operation_failed()->set_layout(true);
+  failed.mutable_operation_failed()->set_sequence(1);
+  *failed.mutable_operation_failed()->mutable_status() = why;
+  EXPECT_FALSE(Take(failed));
+  EXPECT_EQ(answer.message().size(), 4096u);
+  v1::SessionResponse ending;
+  *ending.mutable_session_ending()->mutable_status() = why;
+  EXPECT_TRUE(Take(ending));
+  const auto ends = sink_->Of<SessionEndMessage>();
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(ends[0].status.message().size(), 4096u);
+}
+
+// Of 1,000 small parts, each takes two bytes on the wire.
+TEST_F(ForwardingJobTest, AForwardedMessageCountsForItsMemory) {
+  v1::SessionResponse done;
+  for (int i = 0; i < 1000; ++i) done.mutable_step_done()->add_buckets();
+  EXPECT_FALSE(Take(done));
+  const auto forwarded = sink_->Of<ForwardedMessage>();
+  ASSERT_EQ(forwarded.size(), 1u);
+  EXPECT_GE(forwarded[0].bytes, 1000 * sizeof(v1::BucketTimes));
+  while (done.SpaceUsedLong() <= std::size_t{kMaxCoordinatorMessageBytes}) {
+    for (int i = 0; i < 10'000; ++i) done.mutable_step_done()->add_buckets();
+  }
+  EXPECT_EQ(DetailsOf(job_->Take(done).status()).reason, "MALFORMED");
+  EXPECT_EQ(sink_->Of<ForwardedMessage>().size(), 1u);
 }
 
 // Its done words take the executor three turns.

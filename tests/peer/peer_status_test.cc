@@ -23,5 +23,15 @@ TEST(PeerStatusTest, IsBounded) {
   EXPECT_EQ(DetailsOf(clipped).reason, "");
 }
 
+// Trainers decode the error. Protocol Buffers refuses a part of a character.
+TEST(PeerStatusTest, CutsNoCharacterInTwo) {
+  google::rpc::Status proto;
+  proto.set_code(10);
+  proto.set_message(std::string(4095, 'x') + "\u00e4 and more");
+  EXPECT_EQ(StatusFromPeer(proto).message(), std::string(4095, 'x'));
+  proto.set_message(std::string(4094, 'x') + "\u00e4 and more");
+  EXPECT_EQ(StatusFromPeer(proto).message(), std::string(4094, 'x') + "\u00e4");
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

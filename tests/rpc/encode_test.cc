@@ -61,6 +61,10 @@ TEST(QueuedBytesTest, CountsTheTextOfAnError) {
   EXPECT_LE(QueuedBytes(OperationDoneMessage{1}), 1000u);
 }
 
+TEST(QueuedBytesTest, CountsTheMemoryOfAForwardedMessage) {
+  EXPECT_GE(QueuedBytes(ForwardedMessage{nullptr, 10'000}), 10'000u);
+}
+
 TEST(EncodeTest, WritesACompleteStep) {
   const auto response = Encoded(StepDoneMessage{4, Record(absl::OkStatus())});
   ASSERT_EQ(response.kind_case(), v1::SessionResponse::kStepDone);
