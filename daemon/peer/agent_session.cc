@@ -117,8 +117,10 @@ absl::Status AgentSession::Malformed(absl::string_view what) const {
 }
 
 void AgentSession::OnMessage(const v1::AttachRequest& message) {
-  heard_ns_.store(context_.clock->NowNs());
-  const absl::Status status = Take(message);
+  const std::uint64_t now_ns = context_.clock->NowNs();
+  heard_ns_.store(now_ns);
+  absl::Status status = Take(message);
+  if (status.ok()) status = CheckNeed(now_ns);
   if (status.ok()) return;
   constexpr char kRefused[] = "node refused";
   if (key_.job_id.empty()) {
@@ -215,7 +217,7 @@ absl::Status AgentSession::Take(const v1::AttachRequest& message) {
       node_group_->Detach(std::static_pointer_cast<AgentSession>(shared_from_this()));
       return absl::OkStatus();
     case v1::AttachRequest::kPong:
-      return CheckNeed();
+      return absl::OkStatus();
     case v1::AttachRequest::kHello:
     case v1::AttachRequest::KIND_NOT_SET:
       break;
@@ -267,8 +269,9 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
   return absl::OkStatus();
 }
 
-absl::Status AgentSession::CheckNeed() {
-  const std::uint64_t now_ns = context_.clock->NowNs();
+absl::Status AgentSession::CheckNeed(std::uint64_t now_ns) {
+  if (node_group_ == nullptr || now_ns < checked_ns_ + kPingPeriodNs) return absl::OkStatus();
+  checked_ns_ = now_ns;
   const NodeGroup::Need need = node_group_->NeedOf(this);
   if (need == NodeGroup::Need::kRanks || phase_.load() == Phase::kDetaching) needed_ns_ = now_ns;
   const std::uint64_t limit_ns = need == NodeGroup::Need::kEngine ? kUnneededEngineNs : kUnneededNs;

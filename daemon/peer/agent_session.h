@@ -123,8 +123,9 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   absl::Status OnRankRequest(const v1::RankRequest& request);
   // Joins the rank to the job. Not OK: it is refused.
   absl::Status Open(const v1::RankRequest& request, const std::shared_ptr<SessionSink>& sink);
-  // RESOURCE_EXHAUSTED QUOTA: nothing here has needed the node for a while.
-  absl::Status CheckNeed();
+  // RESOURCE_EXHAUSTED QUOTA: nothing here has needed the node for a while. Called after each
+  // message, whatever it says; looks once in kPingPeriodNs. A node that sends nothing is lost.
+  absl::Status CheckNeed(std::uint64_t now_ns);
   // RESOURCE_EXHAUSTED QUOTA: as AddressJobs::Add().
   absl::Status CountForAddress(std::uint32_t world_size);
   absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
@@ -151,7 +152,8 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   // Used by the read side only.
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
   RemoteWorkers workers_;
-  std::uint64_t needed_ns_ = 0;  // when something last needed the node
+  std::uint64_t needed_ns_ = 0;   // when something last needed the node
+  std::uint64_t checked_ns_ = 0;  // when CheckNeed() last looked
   // Counts the job for the address, with this world size.
   std::shared_ptr<void> address_job_;
   std::uint32_t address_world_ = 0;

@@ -158,6 +158,20 @@ TEST_F(AgentSessionTest, AnAgentWithoutARankEndsAfterAMinute) {
   EXPECT_EQ(LiveJobs(), 0u) << "it has ended";
 }
 
+// It answers no ping, but is not silent.
+TEST_F(AgentSessionTest, MessagesThatAreIgnoredKeepNoAgent) {
+  agent_->OnMessage(Hello());
+  v1::AttachRequest ended;
+  ended.mutable_rank_ended()->set_incarnation(7);
+  for (int seconds = 0; seconds <= 60; ++seconds) {
+    clock_.Advance(1'000'000'000);
+    agent_->Tick(clock_.NowNs());
+    agent_->OnMessage(ended);
+  }
+  agent_->OnMessage(Open(0, 1));
+  EXPECT_EQ(LiveJobs(), 0u) << "it has ended";
+}
+
 TEST_F(AgentSessionTest, AnAgentWhoseRanksHaveEndedEndsAfterAMinute) {
   agent_->OnMessage(Hello());
   PongAfter(59);
