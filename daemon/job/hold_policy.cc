@@ -1,11 +1,9 @@
 #include "daemon/job/hold_policy.h"
 
-#include <vector>
-
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
+#include "daemon/job/rank_list.h"
 #include "proto/gradsync/duration_text.h"
 
 namespace gradsync::daemon {
@@ -102,19 +100,19 @@ absl::Status HoldPolicy::HeldTooLong(std::uint64_t now_ns) {
   const RankState missing = any_held    ? RankState::kHeld
                             : any_loads ? RankState::kLoading
                                         : RankState::kHealing;
-  std::vector<std::uint32_t> held;
+  RankList held;
   for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
-    if (members_[rank].state == missing) held.push_back(rank);
+    if (members_[rank].state == missing) held.Add(rank);
   }
   return MakeError(
       absl::StatusCode::kAborted, reason::kRankLost,
-      absl::StrCat(
-          "rank ", absl::StrJoin(held, ", "), " of job '", terms_.job_id, "' was lost and did not ",
-          missing == RankState::kLoading ? "get the state of the model" : "come back",
-          " within hold_timeout, ", DurationText(absl::Nanoseconds(terms_.options.hold_timeout_ns)),
-          ". Steps that are not complete are void. Start that rank again sooner, or raise "
-          "hold_timeout; then join again from every rank."),
-      {{field::kJob, terms_.job_id}, {field::kRank, held.front()}});
+      absl::StrCat("rank ", held.Text(), " of job '", terms_.job_id, "' was lost and did not ",
+                   missing == RankState::kLoading ? "get the state of the model" : "come back",
+                   " within hold_timeout, ",
+                   DurationText(absl::Nanoseconds(terms_.options.hold_timeout_ns)),
+                   ". Steps that are not complete are void. Start that rank again sooner, or raise "
+                   "hold_timeout; then join again from every rank."),
+      {{field::kJob, terms_.job_id}, {field::kRank, held.First()}});
 }
 
 absl::Status HoldPolicy::CollectiveIsNotHeld(std::uint32_t rank,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -11,8 +10,8 @@
 namespace gradsync::daemon {
 namespace {
 
-// The largest number of groups, and of ranks of each group, that a notice names.
-constexpr std::size_t kNamed = 8;
+// The largest number of groups that a notice names.
+constexpr std::size_t kNamedGroups = 8;
 
 }  // namespace
 
@@ -23,27 +22,22 @@ void LateRanks::Add(std::uint32_t rank, absl::string_view done) {
   auto group = std::find_if(groups_.begin(), groups_.end(),
                             [done](const auto& other) { return other.first == done; });
   if (group == groups_.end()) {
-    groups_.emplace_back(std::string(done), std::vector<std::uint32_t>());
-    group = std::prev(groups_.end());
+    more_groups_ = more_groups_ || groups_.size() == kNamedGroups;
+    if (more_groups_) return;
+    group = groups_.emplace(groups_.end(), std::string(done), RankList());
   }
-  group->second.push_back(rank);
+  group->second.Add(rank);
 }
 
 std::string LateRanks::Text() const {
   std::vector<std::string> parts;
+  const auto name = [this](std::uint32_t rank) { return members_.Name(rank); };
   for (const auto& [done, ranks] : groups_) {
-    if (parts.size() == kNamed) {
-      parts.push_back("...");
-      break;
-    }
-    std::vector<std::string> names;
-    for (std::size_t i = 0; i < std::min(ranks.size(), kNamed); ++i) {
-      names.push_back(members_.Name(ranks[i]));
-    }
-    if (ranks.size() > kNamed) names.push_back(absl::StrCat(ranks.size() - kNamed, " more"));
-    parts.push_back(absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(names, ", "),
-                                 ranks.size() == 1 ? " has" : " have", " not ", done));
+    const bool one = ranks.count() == 1;
+    parts.push_back(absl::StrCat(one ? "rank " : "ranks ", ranks.Text(name), one ? " has" : " have",
+                                 " not ", done));
   }
+  if (more_groups_) parts.push_back("...");
   return absl::StrJoin(parts, "; ");
 }
 

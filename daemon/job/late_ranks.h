@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "daemon/job/deferred_actions.h"
 #include "daemon/job/membership.h"
+#include "daemon/job/rank_list.h"
 
 namespace gradsync::daemon {
 
@@ -30,8 +31,9 @@ class LateRanks {
 
  private:
   const Membership& members_;
-  // What has not been done, and by which ranks.
-  std::vector<std::pair<std::string, std::vector<std::uint32_t>>> groups_;
+  // What has not been done, and by which ranks. As many as the text names, and no more.
+  std::vector<std::pair<std::string, RankList>> groups_;
+  bool more_groups_ = false;
 };
 
 // Tells the ranks in `waiting` which ranks are late, and logs it. Does nothing if no rank is late.

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
+#include "daemon/job/rank_list.h"
 
 namespace gradsync::daemon {
 
@@ -153,24 +153,23 @@ void LayoutAgreement::Fail(const absl::Status& why, DeferredActions* actions) {
 void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   if (!open()) return;
   bool late = false;
-  std::vector<std::uint32_t> absent, unmapped;
+  RankList absent, unmapped;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     const RankState& mine = ranks_[rank];
     late = late || (mine.registered && now_ns >= mine.request.deadline_ns);
     if (!members_->IsAwaited(rank)) continue;
     if (!mine.registered) {
-      absent.push_back(rank);
+      absent.Add(rank);
     } else if (!mine.memory.has_value()) {
-      unmapped.push_back(rank);
+      unmapped.Add(rank);
     }
   }
   if (!late) {
     if (late_notice_.Due(now_ns, channel_)) TellLate(now_ns, actions);
     return;
   }
-  const auto list = [](absl::string_view what, const std::vector<std::uint32_t>& ranks) {
-    return ranks.empty() ? ""
-                         : absl::StrCat("; not ", what, " by rank ", absl::StrJoin(ranks, ", "));
+  const auto list = [](absl::string_view what, const RankList& ranks) {
+    return ranks.empty() ? "" : absl::StrCat("; not ", what, " by rank ", ranks.Text());
   };
   Fail(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kLayoutTimeout,
                  absl::StrCat("layout '", name(), "' was not agreed in time",
@@ -178,9 +177,7 @@ void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
                               ". Check that those trainers run and use the same job_id.",
                               members_->OtherTokenHint()),
                  {{field::kJob, terms_.job_id},
-                  {field::kRank, !absent.empty()     ? absl::StrCat(absent.front())
-                                 : !unmapped.empty() ? absl::StrCat(unmapped.front())
-                                                     : ""},
+                  {field::kRank, absent.empty() ? unmapped.First() : absent.First()},
                   {field::kChannel, channel_}}),
        actions);
 }

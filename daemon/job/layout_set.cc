@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
+#include "daemon/job/rank_list.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -193,7 +193,7 @@ absl::Status LayoutSet::RanksLeft(absl::string_view layout) const {
   if (members_->stayed().empty()) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRanksLeft,
                    absl::StrCat("layout '", layout, "' cannot be agreed: rank ",
-                                absl::StrJoin(members_->stayed(), ", "),
+                                RankList(members_->stayed()).Text(),
                                 " left, and stays until every rank has. Register layouts before "
                                 "the first Leave, or after LeaveDone."),
                    {{field::kJob, terms_.job_id}, {field::kRank, members_->stayed().front()}});

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "daemon/job/pieces.h"
+#include "daemon/job/rank_list.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
@@ -372,26 +372,22 @@ void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
     if (late_notice_.Due(now_ns, sequence_, chunk_)) TellLate(now_ns, actions);
     return;
   }
-  const std::vector<std::uint32_t> missing = MissingRanks();
   Fail(
-      [sequence = sequence_, what = spec_.Describe(), missing, job = terms_.job_id,
-       hint = members_->OtherTokenHint()](std::uint32_t reader) {
-        const auto name = [reader](std::string* out, std::uint32_t rank) {
-          absl::StrAppend(out, rank, rank == reader ? " (this rank)" : "");
+      [sequence = sequence_, what = spec_.Describe(), missing = RankList(MissingRanks()),
+       job = terms_.job_id, hint = members_->OtherTokenHint()](std::uint32_t reader) {
+        const auto name = [reader](std::uint32_t rank) {
+          return absl::StrCat(rank, rank == reader ? " (this rank)" : "");
         };
         return MakeError(
             absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
             absl::StrCat(
                 "operation ", sequence, " (", what, ") was not finished in time; ",
-                missing.empty()
-                    ? "its reduction or copy is still running"
-                    : absl::StrCat("waited for rank ", absl::StrJoin(missing, ", ", name)),
+                missing.empty() ? "its reduction or copy is still running"
+                                : absl::StrCat("waited for rank ", missing.Text(name)),
                 ". It failed on every rank: see where those ranks are, or give it a longer "
                 "timeout.",
                 hint),
-            {{field::kJob, job},
-             {field::kRank, missing.empty() ? "" : absl::StrCat(missing.front())},
-             {field::kChannel, 0}});
+            {{field::kJob, job}, {field::kRank, missing.First()}, {field::kChannel, 0}});
       },
       actions);
 }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "daemon/job/pieces.h"
+#include "daemon/job/rank_list.h"
 #include "proto/gradsync/duration_text.h"
 
 namespace gradsync::daemon {
@@ -473,11 +474,20 @@ void StateHealing::Stop(DeferredActions* actions) {
 
 // ---- For people ---------------------------------------------------------------------------------
 
-absl::Status StateHealing::Unavailable(const Request& request) const {
+std::vector<std::string> StateHealing::Refusals(const Request& request) {
   std::vector<std::string> whys;
   for (const GivenUp& given_up : request.given_up) {
+    if (whys.size() == RankList::kNamed) {
+      whys.push_back(absl::StrCat(request.given_up.size() - whys.size(), " more"));
+      break;
+    }
     whys.push_back(absl::StrCat("rank ", given_up.session.rank, " ", given_up.why));
   }
+  return whys;
+}
+
+absl::Status StateHealing::Unavailable(const Request& request) const {
+  const std::vector<std::string> whys = Refusals(request);
   return MakeError(absl::StatusCode::kUnavailable, reason::kStateUnavailable,
                    absl::StrCat("no rank of job '", terms_.job_id, "' gives rank ",
                                 request.replacement.rank, " the state of the model: ",
@@ -505,19 +515,17 @@ std::string StateHealing::Waiting(const Request& request) const {
     case StateTransfer::Phase::kLoading:
       break;
   }
-  std::vector<std::uint32_t> late;
+  RankList late;
   for (const StateTransfer::Asked& asked : transfer_->asked()) {
-    if (!asked.answered) late.push_back(asked.session.rank);
+    if (!asked.answered) late.Add(asked.session.rank);
   }
-  if (!transfer_->loaded.has_value()) late.push_back(request.replacement.rank);
-  return absl::StrCat("no digests of rank ", absl::StrJoin(late, ", "));
+  if (!transfer_->loaded.has_value()) late.Add(request.replacement.rank);
+  return absl::StrCat("no digests of rank ", late.Text());
 }
 
 absl::Status StateHealing::TimedOut(const Request& request) const {
-  std::vector<std::string> whys{Waiting(request)};
-  for (const GivenUp& given_up : request.given_up) {
-    whys.push_back(absl::StrCat("rank ", given_up.session.rank, " ", given_up.why));
-  }
+  std::vector<std::string> whys = Refusals(request);
+  whys.insert(whys.begin(), Waiting(request));
   return MakeError(
       absl::StatusCode::kDeadlineExceeded, reason::kStateUnavailable,
       absl::StrCat("rank ", request.replacement.rank, " of job '", terms_.job_id,

@@ -257,6 +257,8 @@ class StateHealing {
   // else the lowest one that has begun the step. Returns false if no rank will ever be one.
   bool TryBegin(const Request& request, StandingOf standing_of, std::uint64_t now_ns,
                 DeferredActions* actions);
+  // Why ranks have not given the state: of a few, and how many more there are.
+  static std::vector<std::string> Refusals(const Request& request);
   absl::Status Unavailable(const Request& request) const;
   absl::Status TimedOut(const Request& request) const;
   absl::Status TooSlow(const Request& request, std::uint64_t patience_ns) const;

@@ -5,12 +5,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
+#include "daemon/job/rank_list.h"
 
 namespace gradsync::daemon {
 namespace {
 
-// The largest number of ranks, and of bucket ranges for each rank, that a message names.
-constexpr std::size_t kNamed = 8;
+// The largest number of bucket ranges that a message names for each rank.
+constexpr std::size_t kNamedRanges = 8;
 
 // "3", "3-7", "0-1, 4" of the positions that hold `value`.
 std::string Ranges(const std::vector<bool>& flags, bool value) {
@@ -19,7 +20,7 @@ std::string Ranges(const std::vector<bool>& flags, bool value) {
     if (flags[i] != value) continue;
     std::size_t last = i;
     while (last + 1 < flags.size() && flags[last + 1] == value) ++last;
-    if (ranges.size() == kNamed) {
+    if (ranges.size() == kNamedRanges) {
       ranges.push_back("...");
       break;
     }
@@ -49,7 +50,7 @@ std::string StepReport::Missing() const {
   if (!step_.begun()) return "";
   std::vector<std::string> missing;
   for (const std::uint32_t rank : MissingRanks()) {
-    if (missing.size() == kNamed) {
+    if (missing.size() == RankList::kNamed) {
       missing.push_back("...");
       break;
     }
@@ -60,7 +61,8 @@ std::string StepReport::Missing() const {
       missing.push_back(absl::StrCat("rank ", members_.Name(rank), " has not ended the step"));
     }
   }
-  for (std::uint32_t rank = 0; rank < members_.world_size() && missing.size() < kNamed; ++rank) {
+  for (std::uint32_t rank = 0; rank < members_.world_size() && missing.size() < RankList::kNamed;
+       ++rank) {
     const std::vector<bool> not_written = NotWritten(rank);
     if (!FirstOf(not_written, true).has_value()) continue;
     missing.push_back(absl::StrCat("rank ", members_.Name(rank), " has marked bucket ",

@@ -134,6 +134,19 @@ TEST_F(DeadlineTest, OperationTimeoutNamesTheOperationAndMissingRanks) {
   EXPECT_TRUE(Says(late, "waited for rank 1, 3 (this rank).")) << late;
 }
 
+// Every rank gets the error, and it is kept for those that come late.
+TEST_F(DeadlineTest, OperationTimeoutOfAHugeJobIsShort) {
+  Start(300);
+  ASSERT_TRUE(Operate(299, {}, clock_.NowNs() + 100).ok());
+  Wait(100);
+  const absl::Status failed = Only<OperationFailedMessage>(299).status;
+  EXPECT_TRUE(Says(failed, "waited for rank 0, 1, 2, 3, 4, 5, 6, 7, 291 more.")) << failed;
+  EXPECT_EQ(FieldOf(failed, "rank"), "0");
+  ASSERT_TRUE(Operate(7, {}, kForever).ok());
+  const absl::Status late = Only<OperationFailedMessage>(7).status;
+  EXPECT_TRUE(Says(late, "6, 7 (this rank), 291 more.")) << late;
+}
+
 TEST_F(DeadlineTest, EarliestDeadlineOfAnyRankCounts) {
   Start(3);
   const std::uint64_t now_ns = clock_.NowNs();

@@ -190,6 +190,19 @@ TEST_F(LayoutAgreementTest, EachLayoutHasItsOwnChannelStepsAndVerdicts) {
   EXPECT_EQ(memory(0, generator).void_step(), 0u);
 }
 
+TEST_F(LayoutAgreementTest, TimeoutOfAHugeJobNamesFewRanks) {
+  Start(300);
+  ASSERT_TRUE(job_->RegisterLayout(Of(0), Request(Spec(1), clock_.NowNs() + 100)).ok());
+  clock_.Advance(100);
+  job_->Tick();
+  const absl::Status status = Only<LayoutFailedMessage>(0).status;
+  EXPECT_TRUE(Says(status,
+                   "not registered by rank 1, 2, 3, 4, 5, 6, 7, 8, 291 more; not mapped by "
+                   "rank 0."))
+      << status;
+  EXPECT_EQ(FieldOf(status, "rank"), "1");
+}
+
 TEST_F(LayoutAgreementTest, TimeoutNamesRanksThatHaveNotRegisteredOrMapped) {
   Start(4);
   const std::uint64_t deadline_ns = clock_.NowNs() + 100;
