@@ -33,10 +33,8 @@ constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
 constexpr std::size_t kFdClientsPerUser = 64;
 constexpr std::size_t kFdClientDescriptors = 2;
 constexpr int kEvents = 32;
-// Descriptors that are kept back for connections of users who have few, and the most connections
-// that a user has from them.
+// Descriptors that are kept back for connections of users who have few.
 constexpr std::size_t kReserve = 96;
-constexpr std::size_t kScarcePerUser = 4;
 constexpr char kScarce[] = "the daemon has few descriptors left (LimitNOFILE=)";
 // A user may connect at once as often as it may have sessions, and so many times more.
 constexpr std::size_t kConnectsBesideSessions = 64;
@@ -61,6 +59,11 @@ itimerspec Every(std::uint64_t ms) {
 bool RefuseDescriptors(int listener) {
   const int no = 0;
   return setsockopt(listener, SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no)) == 0;
+}
+
+// Whoever may stop the daemon may also keep it busy.
+bool IsTrusted(const Tenant& user) {
+  return user.pod.none() && (user.uid == 0 || user.uid == geteuid());
 }
 
 void Drain(int fd) {
@@ -232,8 +235,16 @@ UniqueFd AcceptLoop::AcceptGrpc(bool* scarce) {
   UniqueFd accepted = accept();
   if (accepted.valid() || (errno != EMFILE && errno != ENFILE)) return accepted;
   *scarce = true;
-  if (reserve_.Free(Connections::kDescriptors)) accepted = accept();
-  if (!accepted.valid()) Pause(Kind::kGrpcListener);
+  if (!reserve_.Free(Connections::kDescriptors)) {
+    Pause(Kind::kGrpcListener);
+    return accepted;
+  }
+  accepted = accept();
+  if (accepted.valid()) return accepted;
+  // If nobody waits, the kernel says so only if there is a descriptor.
+  const bool none_left = errno == EMFILE || errno == ENFILE;
+  reserve_.Refill();
+  if (none_left) Pause(Kind::kGrpcListener);
   return accepted;
 }
 
@@ -249,12 +260,9 @@ std::string AcceptLoop::WhyRefused(const Tenant& user, bool scarce) {
   if (connections_->IsFull(user)) {
     return "the user has as many connections, or descriptors, as a user may";
   }
-  if (scarce && connections_->Count(user) >= kScarcePerUser) return kScarce;
-  // Whoever may stop the daemon may also keep it busy.
-  const bool trusted = user.pod.none() && (user.uid == 0 || user.uid == geteuid());
-  if (!trusted && !rate_.Take(user, MonotonicNowNs())) {
-    return kTooOften;
-  }
+  const bool trusted = IsTrusted(user);
+  if (scarce && !reserve_.Admits(connections_->Count(user), trusted)) return kScarce;
+  if (!trusted && !rate_.Take(user, MonotonicNowNs())) return kTooOften;
   return "";
 }
 
@@ -267,22 +275,27 @@ bool AcceptLoop::WasRefused(pid_t process, std::uint64_t now_ns) {
 }
 
 bool AcceptLoop::AcceptConnection() {
+  // Descriptors of connections that were refused or have ended belong to the reserve first.
+  reserve_.Refill();
   bool scarce = false;
   UniqueFd accepted = AcceptGrpc(&scarce);
   if (!accepted.valid()) return false;
+  AdmitOrRefuse(std::move(accepted), scarce);
+  return true;
+}
+
+void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
   const auto user = CredentialsOf(accepted.get());
-  if (!user.ok()) return true;
+  if (!user.ok()) return;
   if (WasRefused(user->pid, MonotonicNowNs())) {
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", user->uid}, {"pid", user->pid}, {"why", kTooOften}});
-    accepted.reset();
-    if (scarce) reserve_.Refill();
-    return true;
+    return;
   }
   absl::StatusOr<ClientProcess> caller = absl::ResourceExhaustedError("");
   if (HasDescriptors(&scarce)) {
     caller = ClientOf(accepted.get());
-    if (!caller.ok()) return true;
+    if (!caller.ok()) return;
   }
   const std::string why = caller.ok() ? WhyRefused(caller->tenant(), scarce) : kScarce;
   if (!why.empty()) {
@@ -292,16 +305,13 @@ bool AcceptLoop::AcceptConnection() {
       if (refused_.size() >= kMostRefused) refused_.clear();
       refused_[user->pid] = MonotonicNowNs() + kRefusedNs;
     }
-    accepted.reset();
-    caller = absl::CancelledError("");  // closes its descriptor
-    if (scarce) reserve_.Refill();
-    return true;
+    return;
   }
   auto admitted = connections_->Admit(accepted, *caller);
   if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", caller->uid}, {"pid", caller->pid}, {"why", admitted.status().message()}});
-    return true;
+    return;
   }
   Watched connection;
   connection.kind = Kind::kConnection;
@@ -323,7 +333,6 @@ bool AcceptLoop::AcceptConnection() {
     shutdown(fd, SHUT_RDWR);  // the loop sees its end
   }
   ArmTick(true);
-  return true;
 }
 
 void AcceptLoop::ConnectionClosed(std::uint64_t key) {

@@ -89,8 +89,10 @@ class AcceptLoop {
   void ProcessEnded(std::uint64_t key);
   void Tick();
   void ArmTick(bool on);
-  // Accepts a connection, or a refusal of one. False if none waits, or none can be accepted now.
+  // Accepts a connection, or refuses one. False if none waits, or none can be accepted now.
   bool AcceptConnection();
+  // Gives the connection to gRPC, or closes it. `scarce`: it uses the reserve of descriptors.
+  void AdmitOrRefuse(UniqueFd accepted, bool scarce);
   // True if this process was refused a moment ago, because it connects too often.
   bool WasRefused(pid_t process, std::uint64_t now_ns);
   // Why this user may have no connection now. Empty: it may. `scarce`: as set below.

@@ -1,5 +1,5 @@
 // Keeps some file descriptors back. When all others are in use, the daemon can still accept the
-// connections of clients that ask for health or status.
+// connections of users who have few, so that they can ask for health and status.
 
 #ifndef DAEMON_RPC_DESCRIPTOR_RESERVE_H_
 #define DAEMON_RPC_DESCRIPTOR_RESERVE_H_
@@ -8,12 +8,18 @@
 #include <vector>
 
 #include "daemon/base/unique_fd.h"
+#include "daemon/rpc/connections.h"
 
 namespace gradsync::daemon {
 
 // Holds descriptors that stand for nothing. Used by one thread.
 class DescriptorReserve {
  public:
+  // The most connections that a user may have if a further one needs the reserve.
+  static constexpr std::size_t kPerUser = 4;
+  // So many descriptors are left to root and the daemon's own user, whatever others do.
+  static constexpr std::size_t kForTrusted = kPerUser * Connections::kDescriptors;
+
   // Holds `count`, or as many as there are.
   explicit DescriptorReserve(std::size_t count);
 
@@ -22,6 +28,11 @@ class DescriptorReserve {
   // Takes descriptors until it holds as many as at first.
   void Refill();
   bool full() const { return held_.size() == count_; }
+  // Whether a connection may be kept for which descriptors were freed. Its user has `connections`
+  // others. `trusted`: the user is root or the daemon's own.
+  bool Admits(std::size_t connections, bool trusted) const {
+    return connections < kPerUser && (trusted || held_.size() >= kForTrusted);
+  }
 
  private:
   const std::size_t count_;
