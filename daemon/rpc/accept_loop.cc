@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -38,9 +39,6 @@ constexpr std::size_t kReserve = 96;
 constexpr char kScarce[] = "the daemon has few descriptors left (LimitNOFILE=)";
 // A user may connect at once as often as it may have sessions, and so many times more.
 constexpr std::size_t kConnectsBesideSessions = 64;
-// A process that connects too often is refused at once for so long, and so many of them.
-constexpr std::uint64_t kRefusedNs = 500'000'000;
-constexpr std::size_t kMostRefused = 1024;
 constexpr char kTooOften[] = "the user connects too often; try again in some seconds";
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptedAtOnce = 64;
@@ -114,7 +112,8 @@ AcceptLoop::AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket,
       sessions_(sessions),
       hooks_(std::move(hooks)),
       reserve_(kReserve),
-      rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user) {}
+      rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user),
+      side_rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user) {}
 
 absl::Status AcceptLoop::Init() {
   epoll_ = UniqueFd(epoll_create1(EPOLL_CLOEXEC));
@@ -266,14 +265,6 @@ std::string AcceptLoop::WhyRefused(const Tenant& user, bool scarce) {
   return "";
 }
 
-bool AcceptLoop::WasRefused(pid_t process, std::uint64_t now_ns) {
-  const auto found = refused_.find(process);
-  if (found == refused_.end()) return false;
-  if (now_ns < found->second) return true;
-  refused_.erase(found);
-  return false;
-}
-
 bool AcceptLoop::AcceptConnection() {
   // Descriptors of connections that were refused or have ended belong to the reserve first.
   reserve_.Refill();
@@ -287,7 +278,7 @@ bool AcceptLoop::AcceptConnection() {
 void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
   const auto user = CredentialsOf(accepted.get());
   if (!user.ok()) return;
-  if (WasRefused(user->pid, MonotonicNowNs())) {
+  if (rate_.Refuses(user->pid, MonotonicNowNs())) {
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", user->uid}, {"pid", user->pid}, {"why", kTooOften}});
     return;
@@ -300,11 +291,7 @@ void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
   const std::string why = caller.ok() ? WhyRefused(caller->tenant(), scarce) : kScarce;
   if (!why.empty()) {
     LogLimited(LogLevel::kWarning, "connection refused", {{"uid", user->uid}, {"why", why}});
-    // Processes of another PID namespace have the pid 0 here.
-    if (why == kTooOften && user->pid > 0) {
-      if (refused_.size() >= kMostRefused) refused_.clear();
-      refused_[user->pid] = MonotonicNowNs() + kRefusedNs;
-    }
+    if (why == kTooOften) rate_.Refuse(user->pid, MonotonicNowNs());
     return;
   }
   auto admitted = connections_->Admit(accepted, *caller);
@@ -371,29 +358,47 @@ void AcceptLoop::AcceptFd() {
     if (errno == EMFILE || errno == ENFILE) Pause(Kind::kFdListener);
     return;
   }
+  const auto peer = CredentialsOf(accepted.get());
+  if (!peer.ok()) return;
+  const auto refuse = [&peer](std::string_view why) {
+    LogLimited(LogLevel::kWarning, "side socket: connection refused",
+               {{"uid", peer->uid}, {"pid", peer->pid}, {"why", why}});
+  };
+  if (side_rate_.Refuses(peer->pid, MonotonicNowNs())) return refuse(kTooOften);
   const auto caller = ClientOf(accepted.get());
   if (!caller.ok()) return;
   const Tenant user = caller->tenant();
-  auto descriptors = connections_->TakeDescriptors(user, kFdClientDescriptors);
-  const auto clients = fd_clients_.find(user);
-  const bool many = clients != fd_clients_.end() && clients->second >= kFdClientsPerUser;
-  if (many || !descriptors.ok()) {
-    LogLimited(LogLevel::kWarning, "side socket: connection refused",
-               {{"uid", caller->uid},
-                {"why", many ? "the user has too many that say nothing"
-                             : descriptors.status().message()}});
-    return;
-  }
   Watched client;
+  const std::string why = WhySideRefused(user, &client.descriptors);
+  if (!why.empty()) {
+    if (why == kTooOften) side_rate_.Refuse(caller->pid, MonotonicNowNs());
+    CountInVain(*caller);
+    return refuse(why);
+  }
   client.kind = Kind::kFdClient;
   client.caller = *caller;
   client.deadline_ns = MonotonicNowNs() + kFdPatienceNs;
-  client.descriptors = *std::move(descriptors);
   const int fd = accepted.get();
   client.fd = std::move(accepted);
   ++fd_clients_[user];
   Watch(fd, EPOLLIN, std::move(client));
   ArmTick(true);
+}
+
+std::string AcceptLoop::WhySideRefused(const Tenant& user, std::shared_ptr<void>* descriptors) {
+  if (!IsTrusted(user) && !side_rate_.Has(user, MonotonicNowNs())) return kTooOften;
+  const auto clients = fd_clients_.find(user);
+  if (clients != fd_clients_.end() && clients->second >= kFdClientsPerUser) {
+    return "the user has too many that say nothing";
+  }
+  auto taken = connections_->TakeDescriptors(user, kFdClientDescriptors);
+  if (!taken.ok()) return std::string(taken.status().message());
+  *descriptors = *std::move(taken);
+  return "";
+}
+
+void AcceptLoop::CountInVain(const ClientProcess& caller) {
+  if (!IsTrusted(caller.tenant())) side_rate_.Take(caller.tenant(), MonotonicNowNs());
 }
 
 void AcceptLoop::AnswerFd(Watched* client) {
@@ -409,6 +414,7 @@ void AcceptLoop::AnswerFd(Watched* client) {
                {{"uid", client->caller.uid},
                 {"pid", client->caller.pid},
                 {"why", claimed.status().message()}});
+    CountInVain(client->caller);
     SendReply(client->fd.get(), EncodeFdReply(claimed.status(), 0), {});
     return;
   }
@@ -423,7 +429,10 @@ void AcceptLoop::Tick() {
   for (const auto& [key, watched] : watched_) {
     if (watched.kind == Kind::kFdClient && now_ns > watched.deadline_ns) expired.push_back(key);
   }
-  for (const std::uint64_t key : expired) Forget(key);
+  for (const std::uint64_t key : expired) {
+    CountInVain(watched_[key].caller);
+    Forget(key);
+  }
   const bool busy = !fd_clients_.empty() || !paused_.empty() ||
                     std::any_of(watched_.begin(), watched_.end(), [](const auto& entry) {
                       return entry.second.kind == Kind::kConnection;

@@ -84,7 +84,11 @@ class AcceptLoop {
   void Loop();
   void Handle(std::uint64_t key, std::uint32_t events);
   void AcceptFd();
+  // Why the side socket may not take a connection now. Empty: it may, and `descriptors` counts it.
+  std::string WhySideRefused(const Tenant& user, std::shared_ptr<void>* descriptors);
   void AnswerFd(Watched* client);
+  // A connection on the side socket has brought no memory.
+  void CountInVain(const ClientProcess& caller);
   void ConnectionClosed(std::uint64_t key);
   void ProcessEnded(std::uint64_t key);
   void Tick();
@@ -93,8 +97,6 @@ class AcceptLoop {
   bool AcceptConnection();
   // Gives the connection to gRPC, or closes it. `scarce`: it uses the reserve of descriptors.
   void AdmitOrRefuse(UniqueFd accepted, bool scarce);
-  // True if this process was refused a moment ago, because it connects too often.
-  bool WasRefused(pid_t process, std::uint64_t now_ns);
   // Why this user may have no connection now. Empty: it may. `scarce`: as set below.
   std::string WhyRefused(const Tenant& user, bool scarce);
   // Sets `scarce` if it uses the reserve of descriptors.
@@ -123,10 +125,13 @@ class AcceptLoop {
   // Out of descriptors: these listeners accept nothing until the next tick.
   std::set<Kind> paused_;
   DescriptorReserve reserve_;
+  // gRPC reads a new connection on any user's thread, and it reads all that the client has sent,
+  // even if the client has closed it meanwhile. So a user who connects and closes without end takes
+  // time from all. A job that begins needs one connection for each rank.
   ConnectRate rate_;
-  // Processes that have connected too often, and until when they are refused at once. Otherwise one
-  // of them can keep the queue of the socket full, and the kernel refuses others that do not wait.
-  std::map<pid_t, std::uint64_t> refused_;
+  // On the side socket only connections that bring no memory count. An honest session brings as
+  // many as it likes, one for each layout, and does not try again if one is refused.
+  ConnectRate side_rate_;
 
   std::atomic<bool> stopping_{false};
   std::thread thread_;

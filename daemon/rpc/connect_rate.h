@@ -3,6 +3,8 @@
 #ifndef DAEMON_RPC_CONNECT_RATE_H_
 #define DAEMON_RPC_CONNECT_RATE_H_
 
+#include <sys/types.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -13,16 +15,18 @@
 
 namespace gradsync::daemon {
 
-// gRPC reads a new connection on any user's thread, and it reads all that the client has sent, even
-// if the client has closed it meanwhile. So a user who connects and closes without end takes time
-// from all. A user may connect `burst` times at once, and regains one connection every
-// kRegainNs / `burst`. A job that begins needs one for each rank.
+// A user may connect `burst` times at once, and regains one connection every kRegainNs / `burst`. A
+// process that connects too often is refused for a while, before anyone asks who it is. Otherwise
+// it could keep the queue of the socket full, and the kernel refuses others that do not wait.
 //
 // Not thread-safe.
 class ConnectRate {
  public:
   // The time to regain all connections, from none.
   static constexpr std::uint64_t kRegainNs = 16'000'000'000;
+  // A process that connects too often is refused for so long, and so many of them.
+  static constexpr std::uint64_t kRefusedNs = 500'000'000;
+  static constexpr std::size_t kMostRefused = 1024;
 
   explicit ConnectRate(std::size_t burst) : burst_(burst), each_ns_(kRegainNs / burst) {}
 
@@ -35,6 +39,26 @@ class ConnectRate {
     if (from_ns + each_ns_ > now_ns + burst_ * each_ns_) return false;
     all_at_ns = from_ns + each_ns_;
     return true;
+  }
+  // Whether Take() would count one.
+  bool Has(const Tenant& user, std::uint64_t now_ns) const {
+    const auto found = users_.find(user);
+    return found == users_.end() || found->second + each_ns_ <= now_ns + burst_ * each_ns_;
+  }
+
+  // The process is refused from now on. Processes of another PID namespace have the pid 0 here, and
+  // are not.
+  void Refuse(pid_t process, std::uint64_t now_ns) {
+    if (process == 0) return;
+    if (refused_.size() >= kMostRefused) refused_.clear();
+    refused_[process] = now_ns + kRefusedNs;
+  }
+  bool Refuses(pid_t process, std::uint64_t now_ns) {
+    const auto found = refused_.find(process);
+    if (found == refused_.end()) return false;
+    if (now_ns < found->second) return true;
+    refused_.erase(found);
+    return false;
   }
 
  private:
@@ -50,6 +74,7 @@ class ConnectRate {
   const std::size_t burst_;
   const std::uint64_t each_ns_;
   std::map<Tenant, std::uint64_t> users_;
+  std::map<pid_t, std::uint64_t> refused_;  // until when
 };
 
 }  // namespace gradsync::daemon

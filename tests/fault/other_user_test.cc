@@ -28,8 +28,8 @@ class OtherUser : public testing::Test {
     ASSERT_EQ(chmod(daemon_.directory().path().c_str(), 0755), 0);
   }
   // Gives the sockets to a group that the other user is in.
-  void LetIn() {
-    for (const std::string& socket : {daemon_.socket(), daemon_.side_socket()}) {
+  static void LetIn(const TestDaemon& daemon) {
+    for (const std::string& socket : {daemon.socket(), daemon.side_socket()}) {
       ASSERT_EQ(chown(socket.c_str(), 0, 12345), 0);
     }
   }
@@ -47,7 +47,7 @@ TEST_F(OtherUser, GetsAnErrorThatNamesTheGroupThatItIsNotIn) {
 }
 
 TEST_F(OtherUser, HasASeparateJobOfTheSameId) {
-  LetIn();
+  LetIn(daemon_);
   const auto mine = JoinedTrainers(daemon_, 2);
   ExpectAll(mine, "register");
   Trainers theirs;
@@ -76,7 +76,7 @@ TEST_F(OtherUser, HasASeparateJobOfTheSameId) {
 }
 
 TEST_F(OtherUser, CannotClaimANonceOfAnotherUser) {
-  LetIn();
+  LetIn(daemon_);
   RawSession owner(daemon_.socket());
   ASSERT_TRUE(owner.Open(0, 1, "job").has_value());
   const auto assigned = owner.Register(RawSession::LayoutRequest(1, 10));
@@ -88,6 +88,27 @@ TEST_F(OtherUser, CannotClaimANonceOfAnotherUser) {
   EXPECT_EQ(stolen.code, "PERMISSION_DENIED") << stolen;
   EXPECT_EQ(stolen.Field("descriptors"), "0");
   EXPECT_NE(owner.Map(*assigned, daemon_.side_socket()), nullptr) << "the owner can still claim it";
+}
+
+// Each such connection takes time of the thread that accepts those of all users.
+TEST_F(OtherUser, IsRefusedIfItAsksForMemoryInVainTooOften) {
+  const TestDaemon daemon({"--quota_sessions_per_user=1"});
+  ASSERT_EQ(chmod(daemon.directory().path().c_str(), 0755), 0);
+  LetIn(daemon);
+  Trainer asker(daemon, 0, 1);
+  ASSERT_TRUE(asker.Do(kOther).ok());
+  const std::string claim =
+      "claim " + std::string(2 * kNonceBytes, '0') + " socket=" + daemon.side_socket();
+  Reply reply = asker.Do(claim);
+  ASSERT_EQ(reply.code, "NOT_FOUND") << reply;
+  for (int times = 0; times < 1000 && reply.code == "NOT_FOUND"; ++times) reply = asker.Do(claim);
+  EXPECT_EQ(reply.code, "UNKNOWN") << reply << ": the daemon answers no more";
+  EXPECT_NE(daemon.Log().find("connects too often"), std::string::npos) << daemon.Log();
+  RawSession owner(daemon.socket());
+  ASSERT_TRUE(owner.Open(0, 1, "job").has_value());
+  const auto assigned = owner.Register(RawSession::LayoutRequest(1, 10));
+  ASSERT_TRUE(assigned.has_value());
+  EXPECT_NE(owner.Map(*assigned, daemon.side_socket()), nullptr) << "another user gets its memory";
 }
 
 // ---- Without TLS on the peer port

@@ -40,5 +40,30 @@ TEST(ConnectRateTest, RemembersAUserAmongMany) {
   EXPECT_FALSE(rate.Take(kAlice, 0));
 }
 
+TEST(ConnectRateTest, SaysWithoutCountingWhetherAUserHasOne) {
+  ConnectRate rate(kBurst);
+  const std::uint64_t now_ns = 5;
+  for (std::size_t i = 0; i < kBurst; ++i) {
+    for (std::size_t times = 0; times < kBurst; ++times) EXPECT_TRUE(rate.Has(kAlice, now_ns));
+    EXPECT_TRUE(rate.Take(kAlice, now_ns)) << i;
+  }
+  EXPECT_FALSE(rate.Has(kAlice, now_ns));
+  EXPECT_TRUE(rate.Has(kBob, now_ns));
+  EXPECT_FALSE(rate.Has(kAlice, now_ns + kEachNs - 1));
+  EXPECT_TRUE(rate.Has(kAlice, now_ns + kEachNs));
+}
+
+TEST(ConnectRateTest, RefusesAProcessForAWhile) {
+  ConnectRate rate(kBurst);
+  const std::uint64_t now_ns = 5;
+  EXPECT_FALSE(rate.Refuses(11, now_ns));
+  rate.Refuse(11, now_ns);
+  EXPECT_TRUE(rate.Refuses(11, now_ns + ConnectRate::kRefusedNs - 1));
+  EXPECT_FALSE(rate.Refuses(12, now_ns)) << "another one of the same user";
+  EXPECT_FALSE(rate.Refuses(11, now_ns + ConnectRate::kRefusedNs));
+  rate.Refuse(0, now_ns);
+  EXPECT_FALSE(rate.Refuses(0, now_ns)) << "all processes of another PID namespace have this pid";
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
