@@ -10,27 +10,29 @@ constexpr std::string_view kOtherMessages = "(other messages)";
 
 }  // namespace
 
-bool LogLimiter::Ended(const Window& window, std::uint64_t now_ns) const {
+bool LogLimiter::Ended(const Window& window, std::uint64_t now_ns) {
   return now_ns - window.start_ns >= kWindowNs;
 }
 
-void LogLimiter::DropEnded(std::uint64_t now_ns) {
-  if (now_ns - dropped_ns_ < kWindowNs) return;
-  dropped_ns_ = now_ns;
-  for (auto it = windows_.begin(); it != windows_.end();) {
+void LogLimiter::DropEnded(std::uint64_t now_ns, Windows* windows) {
+  if (now_ns - windows->dropped_ns < kWindowNs) return;
+  windows->dropped_ns = now_ns;
+  auto& by_message = windows->by_message;
+  for (auto it = by_message.begin(); it != by_message.end();) {
     const Window& window = it->second;
-    it = window.suppressed == 0 && Ended(window, now_ns) ? windows_.erase(it) : std::next(it);
+    it = window.suppressed == 0 && Ended(window, now_ns) ? by_message.erase(it) : std::next(it);
   }
 }
 
-bool LogLimiter::Allow(std::string_view message, std::string_view user) {
+bool LogLimiter::Allow(std::string_view message, const LogSubject& subject) {
   const std::uint64_t now_ns = clock_->NowNs();
-  std::pair<std::string, std::string> key(message, user);
-  auto found = windows_.find(key);
-  if (found == windows_.end()) {
-    if (windows_.size() >= kMaxMessages) DropEnded(now_ns);
-    if (windows_.size() >= kMaxMessages) key = {std::string(kOtherMessages), ""};
-    found = windows_.emplace(std::move(key), Window{}).first;
+  Windows& windows = windows_[subject.field];
+  std::pair<std::string, std::string> key(message, subject.value);
+  auto found = windows.by_message.find(key);
+  if (found == windows.by_message.end()) {
+    if (windows.by_message.size() >= kMaxMessages) DropEnded(now_ns, &windows);
+    if (windows.by_message.size() >= kMaxMessages) key = {std::string(kOtherMessages), ""};
+    found = windows.by_message.emplace(std::move(key), Window{}).first;
   }
   Window& window = found->second;
   if (window.written == 0 || Ended(window, now_ns)) {
@@ -53,11 +55,13 @@ std::vector<LogLimiter::Suppressed> LogLimiter::Take(bool ended_only) {
   std::vector<Suppressed> taken;
   if (windows_suppressing_ == 0) return taken;
   const std::uint64_t now_ns = clock_->NowNs();
-  for (auto& [key, window] : windows_) {
-    if (window.suppressed == 0 || (ended_only && !Ended(window, now_ns))) continue;
-    taken.push_back({key.first, key.second, window.suppressed});
-    window.suppressed = 0;
-    --windows_suppressing_;
+  for (auto& [field, windows] : windows_) {
+    for (auto& [key, window] : windows.by_message) {
+      if (window.suppressed == 0 || (ended_only && !Ended(window, now_ns))) continue;
+      taken.push_back({key.first, {field, key.second}, window.suppressed});
+      window.suppressed = 0;
+      --windows_suppressing_;
+    }
   }
   return taken;
 }

@@ -1,5 +1,5 @@
-// Keeps clients from flooding the log: it allows `limit` lines of one message and user per second
-// and counts the others.
+// Keeps clients from flooding the log: it allows `limit` lines of one message and subject per
+// second and counts the others.
 
 #ifndef DAEMON_BASE_LOG_LIMITER_H_
 #define DAEMON_BASE_LOG_LIMITER_H_
@@ -16,15 +16,23 @@
 
 namespace gradsync::daemon {
 
-// Thread-compatible. Messages are constants of the program, and users are few. If they are not,
-// kMaxMessages bounds the memory: all further messages share one count, until windows have ended.
+// Whose lines count together: a field of the line, and its value. No field: the line is about
+// nobody.
+struct LogSubject {
+  std::string_view field;  // a constant, such as "uid"
+  std::string value;
+};
+
+// Thread-compatible. Messages are constants of the program, and subjects are few. If they are not,
+// kMaxMessages bounds the memory of each field: all further messages of subjects with this field
+// share one count, until windows have ended. So many addresses leave the counts of users alone.
 class LogLimiter {
  public:
   static constexpr std::size_t kMaxMessages = 1024;
 
   struct Suppressed {
     std::string message;
-    std::string user;
+    LogSubject subject;
     std::uint64_t count = 0;
   };
 
@@ -32,9 +40,8 @@ class LogLimiter {
   LogLimiter(const Clock* clock, int limit) : clock_(clock), limit_(limit) {}
 
   // True if a line of `message` may be written now. A second begins with its first line. Each
-  // `user` has lines of its own, so that nobody's lines crowd out another user's. Empty: the line
-  // is about no user.
-  bool Allow(std::string_view message, std::string_view user = "");
+  // subject has lines of its own, so that nobody's lines crowd out another one's.
+  bool Allow(std::string_view message, const LogSubject& subject = {});
 
   // Returns how many lines of each message were suppressed in seconds that have ended, and forgets
   // these counts. Cheap if nothing was suppressed.
@@ -49,17 +56,21 @@ class LogLimiter {
     std::uint64_t suppressed = 0;
   };
 
-  bool Ended(const Window& window, std::uint64_t now_ns) const;
+  // Of the subjects with one field.
+  struct Windows {
+    std::map<std::pair<std::string, std::string>, Window> by_message;  // and by subject
+    std::uint64_t dropped_ns = 0;  // when DropEnded looked for the last time
+  };
+
+  static bool Ended(const Window& window, std::uint64_t now_ns);
   // Forgets the windows that have ended, at most once in a window's time.
-  void DropEnded(std::uint64_t now_ns);
+  static void DropEnded(std::uint64_t now_ns, Windows* windows);
   std::vector<Suppressed> Take(bool ended_only);
 
   const Clock* const clock_;
   const int limit_;
-  // By message and user.
-  std::map<std::pair<std::string, std::string>, Window> windows_;
+  std::map<std::string_view, Windows> windows_;  // by field
   std::size_t windows_suppressing_ = 0;
-  std::uint64_t dropped_ns_ = 0;  // when DropEnded looked for the last time
 };
 
 }  // namespace gradsync::daemon

@@ -52,14 +52,25 @@ const char* JournalPrefix(LogLevel level) {
   return "<3>";
 }
 
-// The user whom a line is about: the field `uid`, a number, or `user`, which may also name a pod;
-// empty if it has neither.
-std::string UserOf(absl::Span<const LogField> fields) {
+// The user whom a line is about: the field `uid`, a number, or `user`, which may also name a pod.
+// Nobody if it has neither.
+LogSubject UserOf(absl::Span<const LogField> fields) {
   for (const LogField& field : fields) {
-    if (field.key == "uid") return absl::StrCat(field.value.unsigned_value());
-    if (field.key == "user") return std::string(field.value.text());
+    if (field.key == "uid") return {"uid", absl::StrCat(field.value.unsigned_value())};
+    if (field.key != "user") continue;
+    const std::string user(field.value.text());
+    const bool is_uid = user.find_first_not_of("0123456789") == std::string::npos;
+    return {is_uid ? "uid" : "user", user};
   }
-  return "";
+  return {};
+}
+
+// The address that a line is about.
+LogSubject AddressOf(absl::Span<const LogField> fields) {
+  for (const LogField& field : fields) {
+    if (field.key == "address") return {"address", std::string(field.value.text())};
+  }
+  return {};
 }
 
 // JOURNAL_STREAM names the device and inode of the stream that journald reads: systemd.exec(5).
@@ -118,12 +129,13 @@ class Logging {
     return absl::OkStatus();
   }
 
+  // `subject`: whose line it is. Null: the line is not limited.
   void Write(LogLevel level, std::string_view message, absl::Span<const LogField> fields,
-             bool limited) {
+             LogSubject (*subject)(absl::Span<const LogField>)) {
     MutexLock lock(&mutex_);
     if (!logger_->should_log(ToSpdlog(level))) return;
     WriteSuppressedLocked(limiter_->TakeSuppressed());
-    if (limited && !limiter_->Allow(message, UserOf(fields))) return;
+    if (subject != nullptr && !limiter_->Allow(message, subject(fields))) return;
     WriteLocked(level, message, fields);
   }
 
@@ -151,8 +163,8 @@ class Logging {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     for (const LogLimiter::Suppressed& lines : suppressed) {
       std::vector<LogField> fields = {{"message", lines.message}, {"count", lines.count}};
-      const bool is_uid = lines.user.find_first_not_of("0123456789") == std::string::npos;
-      if (!lines.user.empty()) fields.push_back({is_uid ? "uid" : "user", lines.user});
+      const LogSubject& subject = lines.subject;
+      if (!subject.value.empty()) fields.push_back({subject.field, subject.value});
       WriteLocked(LogLevel::kWarning, "suppressed lines", fields);
     }
   }
@@ -171,11 +183,16 @@ class Logging {
 absl::Status InitLogging(const LogOptions& options) { return Logging::Get().Init(options); }
 
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
-  Logging::Get().Write(level, message, fields, /*limited=*/false);
+  Logging::Get().Write(level, message, fields, nullptr);
 }
 
 void LogLimited(LogLevel level, std::string_view message, std::initializer_list<LogField> fields) {
-  Logging::Get().Write(level, message, fields, /*limited=*/true);
+  Logging::Get().Write(level, message, fields, UserOf);
+}
+
+void LogLimitedByAddress(LogLevel level, std::string_view message,
+                         std::initializer_list<LogField> fields) {
+  Logging::Get().Write(level, message, fields, AddressOf);
 }
 
 void FlushLogging() { Logging::Get().Flush(); }

@@ -101,11 +101,16 @@ void Log(LogLevel level, std::string_view message, std::initializer_list<LogFiel
 inline constexpr int kLimitedLinesPerSecond = 10;
 
 // Like Log(), for lines that clients can cause at will. After kLimitedLinesPerSecond lines of one
-// message within a second, it only counts further ones. A line with a field `uid` counts for that
-// user alone. The first line of any message after that second writes the count first:
+// message within a second, it only counts further ones. A line with a field `uid` or `user` counts
+// for that user alone. The first line of any message after that second writes the count first:
 //   WARNING suppressed lines message="connection refused" count=312 uid=1000
 void LogLimited(LogLevel level, std::string_view message,
                 std::initializer_list<LogField> fields = {});
+
+// The same for lines that another machine can cause, which may name any user: a line counts for its
+// field `address` alone.
+void LogLimitedByAddress(LogLevel level, std::string_view message,
+                         std::initializer_list<LogField> fields);
 
 // Writes the counts that LogLimited() still holds, and flushes the file. Called at the end of main.
 void FlushLogging();

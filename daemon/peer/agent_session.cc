@@ -125,14 +125,15 @@ void AgentSession::OnMessage(const v1::AttachRequest& message) {
   constexpr char kRefused[] = "node refused";
   if (key_.job_id.empty()) {
     // It has not said whose job it joins.
-    LogLimited(LogLevel::kWarning, kRefused, {{"address", address_}, {"why", status.message()}});
+    LogLimitedByAddress(LogLevel::kWarning, kRefused,
+                        {{"address", address_}, {"why", status.message()}});
   } else {
-    LogLimited(LogLevel::kWarning, kRefused,
-               {{"node", node_name_},
-                {"address", address_},
-                {"job", key_.job_id},
-                {"uid", key_.uid},
-                {"why", status.message()}});
+    LogLimitedByAddress(LogLevel::kWarning, kRefused,
+                        {{"node", node_name_},
+                         {"address", address_},
+                         {"job", key_.job_id},
+                         {"uid", key_.uid},
+                         {"why", status.message()}});
   }
   LoseAll(status);
   Close(status);
@@ -158,9 +159,12 @@ void AgentSession::LoseAll(const absl::Status& why) {
   const std::shared_ptr<NodeGroup> node_group = std::move(node_group_);
   node_group_ = nullptr;
   if (node_group == nullptr) return;
-  LogLimited(
-      LogLevel::kInfo, "node detached",
-      {{"node", node_name_}, {"job", key_.job_id}, {"uid", key_.uid}, {"why", why.message()}});
+  LogLimitedByAddress(LogLevel::kInfo, "node detached",
+                      {{"node", node_name_},
+                       {"address", address_},
+                       {"job", key_.job_id},
+                       {"uid", key_.uid},
+                       {"why", why.message()}});
   node_group->Lost(this, why);
 }
 
@@ -260,7 +264,7 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
   auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
   node_group_ = *std::move(node_group);
-  LogLimited(
+  LogLimitedByAddress(
       LogLevel::kInfo, "node attached",
       {{"node", node_name_}, {"address", address_}, {"job", key_.job_id}, {"uid", key_.uid}});
   Send(std::move(response));
@@ -334,12 +338,13 @@ absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
 }
 
 void AgentSession::Refuse(AgentRank* rank, const absl::Status& why) {
-  LogLimited(LogLevel::kWarning, "session refused: bad request",
-             {{"job", key_.job_id},
-              {"rank", rank->rank()},
-              {"node", node_name_},
-              {"uid", key_.uid},
-              {"why", why.message()}});
+  LogLimitedByAddress(LogLevel::kWarning, "session refused: bad request",
+                      {{"job", key_.job_id},
+                       {"rank", rank->rank()},
+                       {"node", node_name_},
+                       {"address", address_},
+                       {"uid", key_.uid},
+                       {"why", why.message()}});
   rank->Lose(why);
 }
 
@@ -396,13 +401,14 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
                        std::static_pointer_cast<AgentSession>(shared_from_this()),
                        request.incarnation());
   needed_ns_ = context_.clock->NowNs();
-  LogLimited(LogLevel::kInfo, "session opened",
-             {{"job", key_.job_id},
-              {"rank", decoded->rank},
-              {"world_size", decoded->world_size},
-              {"generation", (*job)->identity().generation},
-              {"node", node_name_},
-              {"uid", key_.uid}});
+  LogLimitedByAddress(LogLevel::kInfo, "session opened",
+                      {{"job", key_.job_id},
+                       {"rank", decoded->rank},
+                       {"world_size", decoded->world_size},
+                       {"generation", (*job)->identity().generation},
+                       {"node", node_name_},
+                       {"address", address_},
+                       {"uid", key_.uid}});
   v1::SessionResponse response;
   response.mutable_session_opened()->set_protocol(protocol);
   response.mutable_session_opened()->set_generation((*job)->identity().generation);

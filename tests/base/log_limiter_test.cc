@@ -12,9 +12,9 @@ constexpr std::uint64_t kSecond = 1'000'000'000;
 
 class LogLimiterTest : public ::testing::Test {
  protected:
-  int AllowedOf(int lines, std::string_view message) {
+  int AllowedOf(int lines, std::string_view message, const LogSubject& subject = {}) {
     int allowed = 0;
-    for (int i = 0; i < lines; ++i) allowed += limiter_.Allow(message) ? 1 : 0;
+    for (int i = 0; i < lines; ++i) allowed += limiter_.Allow(message, subject) ? 1 : 0;
     return allowed;
   }
 
@@ -32,14 +32,15 @@ TEST_F(LogLimiterTest, AllowsTheLimitPerMessageAndSecond) {
 }
 
 TEST_F(LogLimiterTest, AUsersLinesLeaveThoseOfOthersAlone) {
-  for (int i = 0; i < 100; ++i) limiter_.Allow("a", "1000");
-  EXPECT_TRUE(limiter_.Allow("a", "1001"));
+  for (int i = 0; i < 100; ++i) limiter_.Allow("a", {"uid", "1000"});
+  EXPECT_TRUE(limiter_.Allow("a", {"uid", "1001"}));
   EXPECT_EQ(AllowedOf(10, "a"), 3);
   clock_.Advance(kSecond);
   const auto suppressed = limiter_.TakeSuppressed();
   ASSERT_EQ(suppressed.size(), 2u);
-  EXPECT_EQ(suppressed[0].user, "");
-  EXPECT_EQ(suppressed[1].user, "1000");
+  EXPECT_EQ(suppressed[0].subject.value, "");
+  EXPECT_EQ(suppressed[1].subject.field, "uid");
+  EXPECT_EQ(suppressed[1].subject.value, "1000");
   EXPECT_EQ(suppressed[1].count, 97u);
 }
 
@@ -91,16 +92,26 @@ TEST_F(LogLimiterTest, MemoryIsBounded) {
   EXPECT_EQ(taken[0].count, 97u);
 }
 
+TEST_F(LogLimiterTest, ManyAddressesLeaveTheCountsOfUsersAlone) {
+  for (std::size_t i = 0; i <= 2 * LogLimiter::kMaxMessages; ++i) {
+    limiter_.Allow("a", {"address", std::to_string(i)});
+  }
+  EXPECT_EQ(AllowedOf(10, "b", {"address", "late"}), 0);
+  EXPECT_EQ(AllowedOf(10, "b", {"uid", "1000"}), 3);
+  EXPECT_EQ(AllowedOf(10, "b"), 3);
+}
+
 // Otherwise users who come later would share one count for good.
 TEST_F(LogLimiterTest, EndedWindowsAreForgotten) {
+  const LogSubject late = {"uid", "late"};
   for (std::size_t i = 0; i <= LogLimiter::kMaxMessages; ++i) {
-    limiter_.Allow("a", std::to_string(i));
+    limiter_.Allow("a", {"uid", std::to_string(i)});
   }
-  EXPECT_EQ(AllowedOf(10, "b"), 2) << "it shares a count with the last user";
+  EXPECT_EQ(AllowedOf(10, "b", late), 2) << "it shares a count with the last user";
   clock_.Advance(kSecond);
   EXPECT_EQ(limiter_.TakeSuppressed().size(), 1u);
-  EXPECT_EQ(AllowedOf(10, "b"), 3);
-  EXPECT_EQ(AllowedOf(10, "c"), 3);
+  EXPECT_EQ(AllowedOf(10, "b", late), 3);
+  EXPECT_EQ(AllowedOf(10, "c", late), 3);
   clock_.Advance(kSecond);
   const auto suppressed = limiter_.TakeSuppressed();
   ASSERT_EQ(suppressed.size(), 2u);

@@ -136,6 +136,19 @@ TEST_F(LoggingTest, LimitHoldsForEachUserHoweverALineNamesThem) {
   EXPECT_THAT(lines.back(), EndsWith("count=1 user=\"1000 in pod 6f1e0c4a\""));
 }
 
+// Whoever reaches the peer port may name any user.
+TEST_F(LoggingTest, LimitByAddressHoldsWhateverUserALineNames) {
+  ASSERT_TRUE(InitLogging(options_).ok());
+  for (int uid = 0; uid < kLimitedLinesPerSecond + 5; ++uid) {
+    LogLimitedByAddress(LogLevel::kWarning, "refused", {{"uid", uid}, {"address", "10.0.0.1"}});
+  }
+  LogLimitedByAddress(LogLevel::kWarning, "refused", {{"uid", 0}, {"address", "10.0.0.2"}});
+  LogLimited(LogLevel::kWarning, "refused", {{"uid", 0}, {"address", "10.0.0.1"}});
+  EXPECT_THAT(Lines(), SizeIs(kLimitedLinesPerSecond + 2));
+  FlushLogging();
+  EXPECT_THAT(Lines().back(), EndsWith("message=refused count=5 address=10.0.0.1"));
+}
+
 TEST_F(LoggingTest, FlushWritesTheRemainingCounts) {
   ASSERT_TRUE(InitLogging(options_).ok());
   for (int i = 0; i < kLimitedLinesPerSecond + 2; ++i) LogLimited(LogLevel::kInfo, "refused");
