@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/job/done_word_turns.h"
 #include "daemon/job/pieces.h"
 #include "proto/gradsync/limits.h"
 
@@ -17,12 +18,6 @@ using Phase = RunningStep::Phase;
 // job, may release its layouts first: then its end says more.
 constexpr std::uint64_t kReleasePatienceNs = 5'000'000'000;
 constexpr std::uint64_t kNoStep = ~std::uint64_t{0};
-// Buckets times ranks of a void step. Up to this many done words are written at once, in 30
-// microseconds or less: other users wait for the thread that makes a step void, a reduce thread, a
-// gRPC thread or the one that looks at deadlines.
-constexpr std::size_t kSignalledAtOnce = 32;
-// Done words that one turn of the executor writes: a millisecond at most unless many threads wait.
-constexpr std::size_t kSignalsPerTurn = 1024;
 // A snapshot for status, with the names and the most frequent stragglers.
 constexpr std::uint64_t kSnapshotBytes = 2048;
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/job/done_word_turns.h"
 #include "daemon/job/layout_set.h"
 #include "daemon/worker/gpu_arena.h"
 

@@ -38,12 +38,6 @@ bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned);
 // order: AgentLayouts::mutex_, then the executor's queue only.
 class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
  public:
-  // Up to this many done words are written at once, in 30 microseconds or less.
-  static constexpr std::size_t kSignalledAtOnce = 32;
-  // Done words that one turn of the executor writes: a millisecond at most unless many threads
-  // wait.
-  static constexpr std::size_t kSignalsPerTurn = 1024;
-
   AgentLayouts(const Tenant& user, std::uint32_t rank, UserExecutor* executor)
       : user_(user), rank_(rank), executor_(executor) {}
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/base/error.h"
+#include "daemon/job/done_word_turns.h"
 #include "daemon/job/layout_set.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/rpc/encode.h"
@@ -341,7 +342,7 @@ TEST_F(ForwardingJobTest, AForwardedMessageCountsForItsMemory) {
 // Its done words take the executor three turns.
 class LargeLayoutTest : public ForwardingJobTest {
  protected:
-  static constexpr std::size_t kPerTurn = AgentLayouts::kSignalsPerTurn;
+  static constexpr std::size_t kPerTurn = kSignalsPerTurn;
   static constexpr std::size_t kBuckets = 2 * kPerTurn + 500;
   static_assert(kBuckets <= 4096);
 
