@@ -8,6 +8,8 @@
 
 #include "daemon/base/thread.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/engine_settings.h"
+#include "daemon/peer/node_name.h"
 #include "tests/fuzz/check.h"
 
 namespace gradsync::daemon {
@@ -62,6 +64,9 @@ class HeldEngines::HeldEngine final : public Engine {
 EngineMaker HeldEngines::Maker() {
   LeaveNoThreadsToGrpc();  // to look for these takes ten times as long as the rest
   return [this](const EngineSpec& spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
+    // Another node may have chosen them. The caller has checked them before it copied them.
+    FUZZ_CHECK(spec.node < spec.node_names.size() && spec.node_names.size() <= kMaxEngineNodes);
+    FUZZ_CHECK(std::all_of(spec.node_names.begin(), spec.node_names.end(), IsNodeName));
     thread_local AtThreadEnd at_end;
     at_end.end = [this] {
       const std::lock_guard<std::mutex> lock(mutex_);
