@@ -111,6 +111,8 @@ struct Daemon::Rooms {
         gpu_quota(given.quota_gpu_bytes_per_user, "quota_gpu_bytes_per_user", "GPU memory"),
         control_quota(given.quota_control_bytes_per_user, "quota_control_bytes_per_user",
                       "the daemon's own memory"),
+        engine_quota(given.quota_engine_bytes_per_user, "quota_engine_bytes_per_user",
+                     "memory for engines between nodes"),
         reducer(std::make_unique<HostReducer>(given.reduce_threads > 0
                                                   ? static_cast<int>(given.reduce_threads)
                                                   : HostReducer::DefaultThreads())),
@@ -168,6 +170,7 @@ struct Daemon::Rooms {
   ArenaQuota quota;
   ArenaQuota gpu_quota;
   ArenaQuota control_quota;
+  ArenaQuota engine_quota;
   // These run work of jobs and sessions, so ~Daemon() finishes them before it destroys those.
   std::unique_ptr<HostReducer> reducer;
   std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
@@ -198,6 +201,7 @@ absl::Status Daemon::Rooms::StartPeers() {
   PeerEnvironment environment;
   environment.jobs = &jobs;
   environment.memory = &control_quota;
+  environment.engine_memory = &engine_quota;
   environment.executor = executor.get();
   environment.clock = &clock;
   environment.make_engine = MakeEngineProcess;
@@ -228,6 +232,7 @@ void Daemon::Rooms::MakeServers() {
   context.gpu_reducer = &gpu_reducer;
   context.gpu_quota = &gpu_quota;
   context.control_quota = &control_quota;
+  context.engine_quota = &engine_quota;
   context.gate = FindOption("gate")->format(options);
   context.pod = OwnPod();
   context.pod_root_sees_all = options.pod_root_sees_all;

@@ -319,6 +319,12 @@ std::vector<OptionEntry> MakeTable() {
              "timelines, jobs, broadcasts that only pass through here, and messages that trainers "
              "do not read.",
              "1GiB"}),
+      Bytes(&Options::quota_engine_bytes_per_user, kMiB, 64 * kTiB, 1,
+            {"quota_engine_bytes_per_user", kQuotas,
+             "Memory of one user's engines. Each job that spans nodes has an engine on each node, "
+             "which takes 8 MiB, and five times engine_chunk_bytes for each lane: 28 MiB with the "
+             "defaults, so that 73 engines fit.",
+             "4GiB"}),
 
       String(
           &Options::peer_listen, "ADDRESS", "host:port, host (port 7417), or empty",
@@ -369,7 +375,8 @@ std::vector<OptionEntry> MakeTable() {
             {"engine_lanes", kPeers,
              "Connections between each two nodes of a job. Each has a thread on both nodes. This "
              "option and the next three apply to jobs whose rank 0 is on this node; the other "
-             "nodes of such a job use them too.",
+             "nodes of such a job use them too. But no node uses more lanes or larger chunks than "
+             "its own options say: a job has the least of its nodes.",
              "4"}),
       Bytes(&Options::engine_chunk_bytes, EngineSettings::kMinChunkBytes,
             EngineSettings::kMaxChunkBytes, EngineSettings::kMinChunkBytes,

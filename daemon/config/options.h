@@ -77,6 +77,10 @@ struct Options {
   // timelines, jobs, and messages that trainers do not read. Enough for a layout of 100,000
   // parameters in each of 10 jobs.
   std::uint64_t quota_control_bytes_per_user = std::uint64_t{256} << 20;
+  // Bytes of engines between nodes: memory that the daemon shares with their processes, and an
+  // estimate of what each process has for itself. Enough for the engines of 64 jobs with the
+  // default lanes and chunks, 28 MiB each, while a few of them end and start again.
+  std::uint64_t quota_engine_bytes_per_user = std::uint64_t{2} << 30;
 
   // ---- Other nodes ----
   // Address on which this daemon listens for daemons of other nodes, for jobs that span nodes:
@@ -99,7 +103,8 @@ struct Options {
   // must have the address of its node.
   std::string peer_tls_name;
   // How nodes exchange the gradients of jobs that this daemon coordinates; the other nodes follow.
-  // engine_settings.h has units and reasons.
+  // The first two are also the most that an engine has on this node, whatever node coordinates the
+  // job. engine_settings.h has units and reasons.
   std::uint32_t engine_lanes = static_cast<std::uint32_t>(EngineSettings().lanes);
   std::uint64_t engine_chunk_bytes = EngineSettings().chunk_bytes;
   WireType engine_wire_type = EngineSettings().wire;

@@ -42,6 +42,13 @@ struct EngineSettings {
   absl::Duration silence_limit = absl::Seconds(8);
 };
 
+// The most that an engine may have on one node, whatever node coordinates the job.
+struct EngineLimits {
+  int lanes = EngineSettings::kMaxLanes;
+  // A multiple of EngineSettings::kMinChunkBytes.
+  std::size_t chunk_bytes = EngineSettings::kMaxChunkBytes;
+};
+
 // How many nodes an engine may have.
 inline constexpr std::uint32_t kMinEngineNodes = 2;
 inline constexpr std::uint32_t kMaxEngineNodes = 256;

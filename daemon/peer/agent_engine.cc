@@ -52,12 +52,27 @@ absl::Status AgentEngine::CheckConnect(const v1::ConnectEngine& connect) const {
     return malformed("with a node's name that is empty, too long or not printable");
   }
   if (connect.address().size() > kMaxHostBytes) return malformed("with too long an address");
-  if (engines_.load() < kMaxEngines) return absl::OkStatus();
-  return MakeError(
-      absl::StatusCode::kResourceExhausted, reason::kQuota,
-      absl::StrCat("node ", context_.node_name, ": the coordinator has connected ", kMaxEngines,
-                   " engines that have not ended yet, as many as one job may have"),
-      {{field::kNode, context_.node_name}});
+  return CheckNew(SettingsOf(connect));
+}
+
+absl::Status AgentEngine::CheckNew(const EngineSettings& settings) const {
+  const EngineLimits& limits = context_.limits;
+  std::string why;
+  if (settings.lanes > limits.lanes) {
+    why = absl::StrCat("the coordinator asks for ", settings.lanes,
+                       " lanes, and engine_lanes allows ", limits.lanes, " here");
+  } else if (settings.chunk_bytes > limits.chunk_bytes) {
+    why = absl::StrCat("the coordinator asks for chunks of ", settings.chunk_bytes,
+                       " bytes, and engine_chunk_bytes allows ", limits.chunk_bytes, " here");
+  } else if (engines_.load() >= kMaxEngines) {
+    why = absl::StrCat("the coordinator has connected ", kMaxEngines,
+                       " engines that have not ended yet, as many as one job may have");
+  } else {
+    return absl::OkStatus();
+  }
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                   absl::StrCat("node ", context_.node_name, ": ", why),
+                   {{field::kNode, context_.node_name}});
 }
 
 void AgentEngine::Connect(const v1::ConnectEngine& connect) {

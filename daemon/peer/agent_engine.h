@@ -42,6 +42,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
     // Where this node's engines listen; empty: the address that the coordinator sees.
     std::string address;
     std::uint64_t staging_bytes = 0;
+    EngineLimits limits;  // Hello has said them
     EngineMaker make_engine;
     bool encrypted = false;      // the engines' connections have TLS; for status
     Executor* reaper = nullptr;  // destroys engines, each on a thread of its own
@@ -101,9 +102,10 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   };
 
   // Whether an engine may be made. Nothing of the message has been copied yet: it may be long.
-  // INVALID_ARGUMENT: the message is not valid. RESOURCE_EXHAUSTED: kMaxEngines engines have not
-  // been destroyed yet.
+  // INVALID_ARGUMENT: the message is not valid. RESOURCE_EXHAUSTED QUOTA: the new engine is one too
+  // many, or larger than Context::limits allow.
   absl::Status CheckConnect(const v1::ConnectEngine& connect) const;
+  absl::Status CheckNew(const EngineSettings& settings) const;
   // The epoch with this number, if it is the current one.
   std::shared_ptr<Epoch> Find(std::uint64_t number) const;
   // Makes the work of a launch, without its done(). `semaphores` gets the pages of its ranks.

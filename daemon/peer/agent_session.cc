@@ -36,6 +36,21 @@ std::uint64_t NextIncarnation() {
   return ++last;
 }
 
+// A node may say any number: the engine's own bounds hold in any case.
+EngineLimits LimitsOf(const v1::Hello& hello) {
+  EngineLimits limits;
+  if (hello.engine_lanes() > 0) {
+    limits.lanes =
+        static_cast<int>(std::min(hello.engine_lanes(), std::uint32_t{EngineSettings::kMaxLanes}));
+  }
+  if (hello.engine_chunk_bytes() > 0) {
+    constexpr std::uint64_t kMin = EngineSettings::kMinChunkBytes;
+    limits.chunk_bytes = std::clamp<std::uint64_t>(hello.engine_chunk_bytes() / kMin * kMin, kMin,
+                                                   EngineSettings::kMaxChunkBytes);
+  }
+  return limits;
+}
+
 // Sends a job's messages to the rank whose session has this incarnation on its node.
 class AgentSink final : public SessionSink {
  public:
@@ -260,6 +275,7 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
                                   " on node ", context_.node_name, ": configure both alike"));
   }
   node_name_ = hello.node_name();
+  engine_limits_ = LimitsOf(hello);
   key_ = JobKey{hello.uid(), hello.job_id(), hello.token_hash()};
   auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();

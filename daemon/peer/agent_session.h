@@ -20,6 +20,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
+#include "daemon/engine/engine_settings.h"
 #include "daemon/job/job_table.h"
 #include "daemon/job/session_message.h"
 #include "daemon/peer/address_jobs.h"
@@ -102,6 +103,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   void Close(const absl::Status& status) override { Stream::Close(status); }
   const std::string& node_name() const override { return node_name_; }
   const std::string& address() const override { return address_; }
+  const EngineLimits& engine_limits() const override { return engine_limits_; }
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }
 
  private:
@@ -142,6 +144,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   // Written by OnHello(), before others know this session.
   std::string node_name_ = "(unknown)";
   std::string address_;
+  EngineLimits engine_limits_;
   JobKey key_;
   std::shared_ptr<NodeGroup> node_group_;
 

@@ -59,6 +59,7 @@ std::shared_ptr<CoordinatorLink> CoordinatorLink::Create(const LinkContext& cont
   engine.node_name = context.node_name;
   engine.address = context.address;
   engine.staging_bytes = context.staging_bytes;
+  engine.limits = context.engine_limits;
   engine.make_engine = context.make_engine;
   engine.encrypted = context.tls;
   engine.reaper = context.reaper;
@@ -94,6 +95,8 @@ void CoordinatorLink::Dial(const std::shared_ptr<grpc::Channel>& channel,
   hello->set_job_id(key_.job_id);
   hello->set_token_hash(key_.token_hash);
   hello->set_staging_bytes(context_.staging_bytes);
+  hello->set_engine_lanes(static_cast<std::uint32_t>(context_.engine_limits.lanes));
+  hello->set_engine_chunk_bytes(context_.engine_limits.chunk_bytes);
   Queue(std::move(message));
   channel_ = channel;
   queue_ = queue;

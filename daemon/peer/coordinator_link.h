@@ -19,6 +19,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
+#include "daemon/engine/engine_settings.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/agent_engine.h"
 #include "daemon/peer/forwarded_ranks.h"
@@ -44,6 +45,7 @@ struct LinkContext {
   // How long a link without ranks stays, with its engine, in case the job starts again.
   std::uint64_t idle_ns = 300'000'000'000;
   std::size_t max_buckets = 4096;
+  EngineLimits engine_limits;
   EngineMaker make_engine;
   UserExecutor* executor = nullptr;  // as in ForwardingJob::Context
   Executor* reaper = nullptr;        // destroys engines, each on a thread of its own

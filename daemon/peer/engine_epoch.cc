@@ -36,6 +36,16 @@ v1::Launch MessageOf(const ReduceOperation& operation) {
   return launch;
 }
 
+// The settings, with no more lanes and no larger chunks than each of these nodes allows.
+EngineSettings SettingsFor(const NodeLinks& links, EngineSettings settings) {
+  for (const auto& link : links) {
+    const EngineLimits& limits = link->engine_limits();
+    settings.lanes = std::min(settings.lanes, limits.lanes);
+    settings.chunk_bytes = std::min(settings.chunk_bytes, limits.chunk_bytes);
+  }
+  return settings;
+}
+
 }  // namespace
 
 EngineEpoch::EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks links,
@@ -45,6 +55,7 @@ EngineEpoch::EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks link
       account_{environment.memory, user},
       node_name_(environment.node_name),
       links_(std::move(links)),
+      settings_(SettingsFor(links_, environment.engine)),
       clock_(environment.clock) {
   EngineSpec spec;
   spec.user = user;
@@ -54,12 +65,12 @@ EngineEpoch::EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks link
     // error that names it.
     spec.address = LocalAddressTowards(links_.front()->address()).value_or("");
   }
-  spec.settings = environment.engine;
+  spec.settings = settings_;
   spec.node_names = {environment.node_name};
   for (const auto& link : links_) spec.node_names.push_back(link->node_name());
   spec.failed = failed;
   node_names_ = spec.node_names;
-  QueueConnect(spec.settings);
+  QueueConnect();
   exchange_ = std::make_unique<NodeExchange>(
       environment.node_name,
       [make = environment.make_engine, spec, store = store_]() mutable {
@@ -70,7 +81,7 @@ EngineEpoch::EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks link
   if (const absl::Status failure = exchange_->failure(); !failure.ok()) Suspect(failure);
 }
 
-void EngineEpoch::QueueConnect(const EngineSettings& settings) {
+void EngineEpoch::QueueConnect() {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     v1::AttachResponse message;
     auto* const connect = message.mutable_connect_engine();
@@ -78,11 +89,11 @@ void EngineEpoch::QueueConnect(const EngineSettings& settings) {
     connect->set_node(static_cast<std::uint32_t>(i + 1));
     *connect->mutable_node_names() = {node_names_.begin(), node_names_.end()};
     connect->set_address(links_[i]->address());
-    connect->set_lanes(static_cast<std::uint32_t>(settings.lanes));
-    connect->set_chunk_bytes(settings.chunk_bytes);
-    connect->set_wire_type(static_cast<v1::WireType>(settings.wire));
+    connect->set_lanes(static_cast<std::uint32_t>(settings_.lanes));
+    connect->set_chunk_bytes(settings_.chunk_bytes);
+    connect->set_wire_type(static_cast<v1::WireType>(settings_.wire));
     connect->set_silence_limit_ms(
-        static_cast<std::uint64_t>(absl::ToInt64Milliseconds(settings.silence_limit)));
+        static_cast<std::uint64_t>(absl::ToInt64Milliseconds(settings_.silence_limit)));
     links_[i]->Queue(std::move(message));
   }
 }

@@ -87,6 +87,7 @@ class EngineEpoch {
   std::uint64_t epoch() const { return epoch_; }
   const NodeLinks& links() const { return links_; }
   const std::vector<std::string>& node_names() const { return node_names_; }
+  const EngineSettings& settings() const { return settings_; }
   const std::shared_ptr<Rendezvous>& store() const { return store_; }
   std::optional<EngineStatistics> Statistics() const { return exchange_->Statistics(); }
   bool Includes(const NodeLink* link) const;
@@ -122,7 +123,7 @@ class EngineEpoch {
   bool reaped() const { return reaped_; }
 
  private:
-  void QueueConnect(const EngineSettings& settings);
+  void QueueConnect();
   // Gives this node's part of a launch to the engine. RESOURCE_EXHAUSTED: the user has no memory
   // for what passes through here.
   absl::Status Submit(NodeWork work);
@@ -131,6 +132,7 @@ class EngineEpoch {
   const MemoryAccount account_;
   const std::string node_name_;  // of this node
   const NodeLinks links_;
+  const EngineSettings settings_;        // this node's, but no more than every node allows
   std::vector<std::string> node_names_;  // of every node; constant after construction
   const std::shared_ptr<Rendezvous> store_ = std::make_shared<Rendezvous>();
   std::unique_ptr<NodeExchange> exchange_;  // the reaper's once reaped_

@@ -4,10 +4,12 @@
 #define DAEMON_PEER_ENGINE_QUOTA_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 
@@ -16,16 +18,17 @@ namespace gradsync::daemon {
 // Other nodes decide when an engine is made, and one that connects takes up to 10 s to end. An
 // engine counts for whoever is charged for its job. On the coordinator that is a user in no pod if
 // the job's first rank is on another node; on an agent it is the rank that attached the node.
-// Thread-safe. Its results may outlive it.
+// Thread-safe. Its results may outlive it, but not its memory quota.
 class EngineQuota {
  public:
   // All users together have as many as this number of users may have.
   static constexpr std::size_t kUsers = 4;
-  explicit EngineQuota(std::size_t per_user) : per_user_(per_user) {}
+  // `memory` is charged for the engines, and outlives what this gives; null: nothing is charged.
+  EngineQuota(std::size_t per_user, ArenaQuota* memory) : per_user_(per_user), memory_(memory) {}
 
-  // Held until the engine is destroyed. RESOURCE_EXHAUSTED QUOTA: the user, or all users together,
-  // would have too many.
-  absl::StatusOr<std::shared_ptr<void>> Take(const Tenant& user);
+  // One engine that takes so many bytes. Held until it is destroyed. RESOURCE_EXHAUSTED QUOTA: the
+  // user would have too many or too large ones, or all users together too many.
+  absl::StatusOr<std::shared_ptr<void>> Take(const Tenant& user, std::uint64_t bytes);
   // The most engines at a time.
   std::size_t total() const { return kUsers * per_user_; }
 
@@ -35,7 +38,9 @@ class EngineQuota {
     std::map<Tenant, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that have some
     std::size_t all ABSL_GUARDED_BY(mutex) = 0;
   };
+  struct Held;
   const std::size_t per_user_;
+  ArenaQuota* const memory_;
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

@@ -415,7 +415,7 @@ JobNodes NodeGroup::NodesOf(const Job& job) {
   }
   const std::shared_ptr<EngineEpoch>& current = epochs_.current();
   if (current != nullptr && current->links() == links) {
-    nodes.engine = EngineSnapshot{current->epoch(), current->node_names(), environment_.engine,
+    nodes.engine = EngineSnapshot{current->epoch(), current->node_names(), current->settings(),
                                   environment_.encrypted, current->Statistics()};
   }
   return nodes;

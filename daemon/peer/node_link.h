@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "daemon/engine/engine_settings.h"
 #include "gradsync/v1/peer.pb.h"
 
 namespace gradsync::daemon {
@@ -23,6 +24,8 @@ class NodeLink {
   virtual const std::string& node_name() const = 0;
   // The other node's numeric address, as this node sees it.
   virtual const std::string& address() const = 0;
+  // What an engine may have there. Constant once ranks have joined.
+  virtual const EngineLimits& engine_limits() const = 0;
   // When its last message arrived.
   virtual std::uint64_t heard_ns() const = 0;
 };

@@ -10,6 +10,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/ticker.h"
+#include "daemon/engine/engine_settings.h"
 #include "daemon/peer/address_jobs.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/coordinator_link_table.h"
@@ -19,6 +20,7 @@
 #include "daemon/peer/peer_credentials.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_server.h"
+#include "daemon/worker/engine_memory.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
@@ -55,12 +57,14 @@ class PeerService::Impl {
         instance_(RandomInstance()),
         node_name_(NodeName(options.node_name)),
         address_(server->address().Text()),
-        engines_(kEnginesPerJob * options.quota_jobs_per_user),
+        engines_(kEnginesPerJob * options.quota_jobs_per_user, environment.engine_memory),
         agent_context_(AgentContext()),
         server_(std::move(server)),
         make_engine_([this, keys = credentials.keys](
                          EngineSpec spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
-          auto counted = engines_.Take(spec.user);
+          const auto nodes = static_cast<std::uint32_t>(spec.node_names.size());
+          if (absl::Status valid = ValidateEngine(spec.settings, nodes); !valid.ok()) return valid;
+          auto counted = engines_.Take(spec.user, EngineBytes(spec.settings, nodes));
           if (!counted.ok()) return counted.status();
           spec.counted = *std::move(counted);
           spec.keys = keys;
@@ -156,6 +160,7 @@ class PeerService::Impl {
     options.link.address = EngineAddress();
     options.link.staging_bytes = options_.limits.staging_bytes;
     options.link.max_buckets = options_.limits.buckets;
+    options.link.engine_limits = {options_.engine.lanes, options_.engine.chunk_bytes};
     options.link.make_engine = make_engine_;
     options.link.executor = environment_.executor;
     options.link.memory = environment_.memory;

@@ -32,7 +32,9 @@ struct PeerOptions {
   std::string tls_name;  // in the others' certificates; empty: the address that is dialed
   bool gpus = true;      // this daemon looks for GPUs
   DecodeLimits limits;
-  EngineSettings engine;                 // for jobs that are coordinated here
+  // For jobs that are coordinated here. Its lanes and chunks are also the most that a coordinator
+  // of another node may ask for.
+  EngineSettings engine;
   std::size_t quota_jobs_per_user = 64;  // of jobs that other nodes coordinate
   // As in WorkerSupervisorOptions, for workers of other nodes.
   std::uint64_t worker_idle_limit_ns = 60'000'000'000;
@@ -41,7 +43,9 @@ struct PeerOptions {
 // All of it outlives the PeerService.
 struct PeerEnvironment {
   JobTable* jobs = nullptr;
-  ArenaQuota* memory = nullptr;      // as JobEnvironment::memory
+  ArenaQuota* memory = nullptr;  // as JobEnvironment::memory
+  // Is charged for the engines between nodes; null: nothing is.
+  ArenaQuota* engine_memory = nullptr;
   UserExecutor* executor = nullptr;  // frees sessions' memory
   const Clock* clock = nullptr;
   EngineMaker make_engine;

@@ -226,12 +226,16 @@ void IntrospectionAnswers::FillUsers(const ClientProcess& asker,
   for (const auto& [user, bytes] : context_.control_quota->Users()) {
     users[user].set_control_bytes(bytes);
   }
+  for (const auto& [user, bytes] : context_.engine_quota->Users()) {
+    users[user].set_engine_bytes(bytes);
+  }
   const bool sees_all = SeesAll(asker);
   for (auto& [user, memory] : users) {
     if (!sees_all && user != asker.tenant()) continue;
     memory.set_uid(user.uid);
     memory.set_pod(user.pod.Text());
     memory.set_control_quota_bytes(context_.control_quota->bytes_per_user());
+    memory.set_engine_quota_bytes(context_.engine_quota->bytes_per_user());
     *response->add_users() = std::move(memory);
   }
 }

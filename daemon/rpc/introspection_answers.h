@@ -31,6 +31,7 @@ struct IntrospectionContext {
   const ArenaQuota* quota = nullptr;
   const ArenaQuota* gpu_quota = nullptr;
   ArenaQuota* control_quota = nullptr;
+  const ArenaQuota* engine_quota = nullptr;
   const Clock* clock = nullptr;
   std::uint64_t started_ns = 0;
   std::string version;

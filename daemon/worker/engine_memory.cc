@@ -6,8 +6,20 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "daemon/engine/lane_memory.h"
 
 namespace gradsync::daemon {
+namespace {
+
+// Heap, stacks, the buffers of its connections, and what it changes in pages of the program.
+constexpr std::uint64_t kProcessBytes = std::uint64_t{8} << 20;
+
+}  // namespace
+
+std::uint64_t EngineBytes(const EngineSettings& settings, std::uint32_t nodes) {
+  return EngineMemory::Bytes(settings.lanes, LaneBytes(settings.chunk_bytes, nodes)) +
+         kProcessBytes;
+}
 
 absl::StatusOr<EngineMemory> EngineMemory::Map(int fd, int lanes, std::size_t lane_bytes) {
   void* const address =

@@ -141,6 +141,7 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
                        "--quota_buckets_per_layout=8",
                        "--quota_parameters_per_layout=9",
                        "--quota_control_bytes_per_user=10MiB",
+                       "--quota_engine_bytes_per_user=12MiB",
                        "--peer_plain_text=true",
                        "--peer_coordinators=node7",
                        "--peer_tls_name=x",
@@ -173,6 +174,7 @@ TEST(OptionsTest, EveryFieldSetsItsMember) {
   EXPECT_EQ(options->quota_buckets_per_layout, 8u);
   EXPECT_EQ(options->quota_parameters_per_layout, 9u);
   EXPECT_EQ(options->quota_control_bytes_per_user, std::uint64_t{10} << 20);
+  EXPECT_EQ(options->quota_engine_bytes_per_user, std::uint64_t{12} << 20);
   EXPECT_TRUE(options->peer_plain_text);
   EXPECT_EQ(options->peer_coordinators, "node7");
   EXPECT_EQ(options->peer_tls_name, "x");

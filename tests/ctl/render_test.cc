@@ -141,13 +141,15 @@ TEST(RenderStatusTest, ShowsWhatEachUserHolds) {
       gpu_bytes: 50331648
       control_bytes: 1048576
       control_quota_bytes: 268435456
+      engine_bytes: 29360128
+      engine_quota_bytes: 2147483648
     }
   )pb"));
   const std::string text = RenderStatus(status, false, Length::kShort);
   EXPECT_EQ(text.substr(text.find("USER") - 1), R"(
-USER     ARENAS   ON GPUS  IN THE DAEMON         OF
-   0        0 B       0 B        1.5 KiB  256.0 MiB
-1000  101.0 KiB  48.0 MiB        1.0 MiB  256.0 MiB
+USER     ARENAS   ON GPUS   ENGINES       OF  IN THE DAEMON         OF
+   0        0 B       0 B       0 B      0 B        1.5 KiB  256.0 MiB
+1000  101.0 KiB  48.0 MiB  28.0 MiB  2.0 GiB        1.0 MiB  256.0 MiB
 )");
 }
 

@@ -1,5 +1,5 @@
 // The coordinator's configuration decides how gradients travel between nodes. The other nodes'
-// configuration has no effect.
+// configuration only bounds what the engine takes there.
 
 #include <string>
 
@@ -17,6 +17,66 @@ TEST(EngineSettingsTest, EveryNodeFollowsTheCoordinator) {
   ExpectAll(trainers, "register buckets=3 count=200003");
   // The wire type is float32. Node beta's own configuration would round.
   ExpectAll(trainers, "exact_step 2");
+}
+
+TEST(EngineSettingsTest, NoNodeHasMoreLanesOrLargerChunksThanItsOwnOptionsSay) {
+  const TwoNodes nodes({"--engine_lanes=4", "--engine_chunk_bytes=4MiB"},
+                       {"--engine_lanes=3", "--engine_chunk_bytes=64KiB"});
+  const auto trainers = nodes.Join();
+  ExpectAll(trainers, "register buckets=3 count=200003");
+  ExpectAll(trainers, "exact_step 2");
+  const v1::GetStatusResponse here = nodes.alpha().Status();
+  const v1::GetStatusResponse there = nodes.beta().Status();
+  ASSERT_EQ(here.jobs_size(), 1);
+  ASSERT_EQ(there.remote_jobs_size(), 1);
+  for (const v1::EngineStatus& engine : {here.jobs(0).engine(), there.remote_jobs(0).engine()}) {
+    EXPECT_EQ(engine.lanes_size(), 3);
+    EXPECT_EQ(engine.chunk_bytes(), std::uint64_t{64} << 10);
+  }
+}
+
+// The bytes that the user of these trainers has on this node.
+std::uint64_t EngineBytes(const TestDaemon& daemon) {
+  std::uint64_t bytes = 0;
+  for (const v1::UserMemory& user : daemon.Status().users()) bytes += user.engine_bytes();
+  return bytes;
+}
+
+TEST(EngineSettingsTest, AnEnginesMemoryIsTheUsersWhileItLives) {
+  TwoNodes nodes;
+  {
+    const auto trainers = nodes.Join();
+    ExpectAll(trainers, "register buckets=1 count=1000");
+    ExpectAll(trainers, "step");
+    EXPECT_GT(EngineBytes(nodes.alpha()), std::uint64_t{20} << 20);
+    EXPECT_GT(EngineBytes(nodes.beta()), std::uint64_t{20} << 20);
+    nodes.beta().Kill();
+  }
+  // It waits for no job on a node that is lost.
+  EXPECT_TRUE(nodes.alpha().AwaitStatus([](const v1::GetStatusResponse& status) {
+    for (const v1::UserMemory& user : status.users()) {
+      if (user.engine_bytes() > 0) return false;
+    }
+    return true;
+  }));
+}
+
+TEST(EngineSettingsTest, JobWhoseEngineIsTooLargeForTheQuotaFailsByName) {
+  for (const bool coordinator : {true, false}) {
+    const std::vector<std::string> small = {"--quota_engine_bytes_per_user=1MiB"};
+    const std::vector<std::string> all;
+    const TwoNodes nodes(coordinator ? small : all, coordinator ? all : small);
+    const auto trainers = nodes.Join();
+    for (const auto& trainer : trainers) trainer->Begin("register buckets=1 count=1000");
+    for (const auto& trainer : trainers) {
+      // The engine may fail before or after the registration.
+      Reply reply = trainer->Result();
+      if (reply.ok()) reply = trainer->Do("step");
+      EXPECT_EQ(reply.reason, "ENGINE_FAILED") << reply;
+      EXPECT_EQ(reply.Field("node"), coordinator ? "alpha" : "beta") << reply;
+      EXPECT_NE(reply.message.find("quota_engine_bytes_per_user"), std::string::npos) << reply;
+    }
+  }
 }
 
 // Every rank compares with the same values, so the ranks of both nodes have the same bits.

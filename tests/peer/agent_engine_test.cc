@@ -21,6 +21,8 @@ namespace {
 
 constexpr Tenant kUser(1000);
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+constexpr int kLanes = 2;
+constexpr std::size_t kChunkBytes = 1 << 20;
 
 // An agent whose engine does not connect before the test ends.
 class AgentEngineTest : public testing::Test {
@@ -32,6 +34,7 @@ class AgentEngineTest : public testing::Test {
     context.node_name = "beta";
     context.address = "127.0.0.1";
     context.staging_bytes = 4096;
+    context.limits = {kLanes, kChunkBytes};
     context.make_engine = [this](const EngineSpec&) -> absl::StatusOr<std::unique_ptr<Engine>> {
       EXPECT_TRUE(release_.Wait().has_value());
       return absl::UnavailableError("no other node is there");
@@ -52,15 +55,21 @@ class AgentEngineTest : public testing::Test {
     reaper_.reset();
   }
 
-  static v1::ConnectEngine ConnectMessage(std::uint64_t epoch) {
+  static v1::ConnectEngine ConnectMessage(std::uint64_t epoch, std::uint32_t lanes = kLanes,
+                                          std::uint64_t chunk_bytes = kChunkBytes) {
     v1::ConnectEngine connect;
     connect.set_epoch(epoch);
     connect.set_node(1);
     connect.add_node_names("alpha");
     connect.add_node_names("beta");
+    connect.set_lanes(lanes);
+    connect.set_chunk_bytes(chunk_bytes);
     return connect;
   }
-  void Connect(std::uint64_t epoch) { engine_->Connect(ConnectMessage(epoch)); }
+  void Connect(std::uint64_t epoch, std::uint32_t lanes = kLanes,
+               std::uint64_t chunk_bytes = kChunkBytes) {
+    engine_->Connect(ConnectMessage(epoch, lanes, chunk_bytes));
+  }
   // Expects that the agent makes no engine of the message, and says why.
   void ExpectNoEngine(const v1::ConnectEngine& connect, const std::string& text) {
     const std::uint64_t made = engine_->engines_made();
@@ -73,6 +82,17 @@ class AgentEngineTest : public testing::Test {
     EXPECT_EQ(done.epoch(), connect.epoch());
     EXPECT_EQ(done.sequence(), 0u);
     EXPECT_NE(done.status().message().find(text), std::string::npos) << done.ShortDebugString();
+  }
+  // Expects that the engine of this epoch was the last that has failed, with this text.
+  void ExpectEngineRefused(std::uint64_t epoch, const std::string& text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ASSERT_EQ(sent_.size(), 1u);
+    const v1::LaunchDone& done = sent_.back().launch_done();
+    EXPECT_EQ(done.epoch(), epoch);
+    EXPECT_EQ(done.sequence(), 0u);
+    EXPECT_EQ(done.status().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
+    EXPECT_NE(done.status().message().find(text), std::string::npos) << done.ShortDebugString();
+    sent_.clear();
   }
   static v1::Launch Launch(std::uint64_t epoch, std::uint64_t sequence) {
     v1::Launch launch;
@@ -255,15 +275,23 @@ TEST_F(AgentEngineTest, EnginesThatHaveNotEndedAreFew) {
   while (epoch < AgentEngine::kMaxEngines) Connect(++epoch);
   Connect(++epoch);
   EXPECT_EQ(engine_->engines_made(), AgentEngine::kMaxEngines);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ASSERT_EQ(sent_.size(), 1u);
-  const v1::LaunchDone& done = sent_.back().launch_done();
-  EXPECT_EQ(done.epoch(), epoch);
-  EXPECT_EQ(done.sequence(), 0u);
-  EXPECT_EQ(done.status().code(), static_cast<int>(absl::StatusCode::kResourceExhausted));
-  EXPECT_NE(done.status().message().find("node beta: the coordinator has connected 4 engines"),
-            std::string::npos)
-      << done.ShortDebugString();
+  ExpectEngineRefused(epoch, "node beta: the coordinator has connected 4 engines");
+}
+
+// Its node pays for each of them with threads and memory.
+TEST_F(AgentEngineTest, ACoordinatorGetsNoMoreLanesAndNoLargerChunksThanTheNodesOwnOptionsAllow) {
+  Connect(1, kLanes + 1);
+  ExpectEngineRefused(
+      1, "node beta: the coordinator asks for 3 lanes, and engine_lanes allows 2 here");
+  Connect(2, kLanes, 2 * kChunkBytes);
+  ExpectEngineRefused(2,
+                      "node beta: the coordinator asks for chunks of 2097152 bytes, and "
+                      "engine_chunk_bytes allows 1048576 here");
+  EXPECT_EQ(engine_->engines_made(), 0u);
+  Connect(3, UINT32_MAX, UINT64_MAX);
+  ExpectEngineRefused(3, "engine_lanes allows 2 here");
+  Connect(4);
+  EXPECT_EQ(engine_->engines_made(), 1u);
 }
 
 TEST_F(AgentEngineTest, FailureToConnectIsReportedAsLaunchZero) {

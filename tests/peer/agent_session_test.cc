@@ -8,6 +8,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "daemon/base/logging.h"
 #include "daemon/job/job_table.h"
@@ -149,6 +150,29 @@ TEST_F(AgentSessionTest, ARecordThatTheJobKeepsIsChargedOnlyIfItWaitsBehindAnoth
   EXPECT_EQ(memory_.total_bytes(), 0u);
   for (int step = 0; step < 3; ++step) agent_->QueueFor(1, StepDoneMessage{1, make_record()});
   EXPECT_GT(memory_.bytes_of(Tenant(kUser)), 3 * kBuckets * kRanks * sizeof(std::uint64_t));
+}
+
+TEST_F(AgentSessionTest, AnAgentSaysWhatItsEnginesMayHave) {
+  const auto limits = [this](std::uint32_t lanes, std::uint64_t chunk_bytes) {
+    const auto agent = std::make_shared<AgentSession>(context_, nullptr);
+    agent->OnAccepted();
+    v1::AttachRequest hello = Hello();
+    hello.mutable_hello()->set_engine_lanes(lanes);
+    hello.mutable_hello()->set_engine_chunk_bytes(chunk_bytes);
+    agent->OnMessage(hello);
+    EXPECT_TRUE(agent->greeted());
+    const EngineLimits said = agent->engine_limits();
+    agent->OnEnd(absl::OkStatus());
+    return std::pair<int, std::uint64_t>(said.lanes, said.chunk_bytes);
+  };
+  EXPECT_EQ(limits(3, 64 << 10), std::pair(3, std::uint64_t{64} << 10));
+  EXPECT_EQ(limits(0, 0),
+            std::pair(EngineSettings::kMaxLanes, std::uint64_t{EngineSettings::kMaxChunkBytes}))
+      << "it sets no limit";
+  // Engines can be made within what it says, whatever that is.
+  EXPECT_EQ(limits(UINT32_MAX, UINT64_MAX), limits(0, 0));
+  EXPECT_EQ(limits(1, 1), std::pair(1, std::uint64_t{EngineSettings::kMinChunkBytes}));
+  EXPECT_EQ(limits(1, 65537), std::pair(1, std::uint64_t{65536}));
 }
 
 // It may be a stranger's, and others may need the place.

@@ -24,7 +24,8 @@ namespace {
 
 class RecordingLink final : public NodeLink {
  public:
-  explicit RecordingLink(std::string name) : name_(std::move(name)) {}
+  explicit RecordingLink(std::string name, const EngineLimits& limits = {})
+      : name_(std::move(name)), limits_(limits) {}
   void Queue(v1::AttachResponse message) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     messages_.push_back(std::move(message));
@@ -38,6 +39,7 @@ class RecordingLink final : public NodeLink {
   }
   const std::string& node_name() const override { return name_; }
   const std::string& address() const override { return address_; }
+  const EngineLimits& engine_limits() const override { return limits_; }
   std::uint64_t heard_ns() const override { return 1; }
 
   // The messages of this kind that were sent so far.
@@ -56,6 +58,7 @@ class RecordingLink final : public NodeLink {
 
  private:
   const std::string name_;
+  const EngineLimits limits_;
   const std::string address_ = "127.0.0.1";
   std::mutex mutex_;
   std::vector<v1::AttachResponse> messages_;
@@ -358,6 +361,38 @@ TEST_F(NodeGroupTest, ConnectingEngineDoesNotDelayTheEndOfOtherJobs) {
   EXPECT_TRUE(engine->destroyed.Wait().has_value());
   release.Set();
   reaper_.reset();  // the reaper uses the events
+}
+
+// Otherwise those nodes would refuse the engine.
+TEST(EngineEpochTest, NoNodeGetsMoreLanesOrLargerChunksThanItAllows) {
+  ConcurrentExecutor reaper(8);
+  ManualClock clock;
+  EngineMakers engines;
+  NodeGroupEnvironment environment;
+  environment.node_name = "alpha";
+  environment.address = "127.0.0.1";
+  environment.engine.lanes = 8;
+  environment.engine.chunk_bytes = std::size_t{4} << 20;
+  environment.make_engine = engines.Maker();
+  environment.reaper = &reaper;
+  environment.clock = &clock;
+  const auto beta = std::make_shared<RecordingLink>("beta", EngineLimits{3, std::size_t{8} << 20});
+  const auto gamma =
+      std::make_shared<RecordingLink>("gamma", EngineLimits{16, std::size_t{1} << 20});
+  const auto epoch = std::make_shared<EngineEpoch>(1, Tenant(1000), NodeLinks{beta, gamma},
+                                                   environment, [](const absl::Status&) {});
+  EXPECT_EQ(epoch->settings().lanes, 3);
+  EXPECT_EQ(epoch->settings().chunk_bytes, std::size_t{1} << 20);
+  EXPECT_EQ(engines.Await(0)->spec.settings.lanes, 3);
+  EXPECT_EQ(engines.Await(0)->spec.settings.chunk_bytes, std::size_t{1} << 20);
+  for (const auto& link : {beta, gamma}) {
+    const auto connects = link->Of(v1::AttachResponse::kConnectEngine);
+    ASSERT_EQ(connects.size(), 1u);
+    EXPECT_EQ(connects[0].connect_engine().lanes(), 3u);
+    EXPECT_EQ(connects[0].connect_engine().chunk_bytes(), std::uint64_t{1} << 20);
+  }
+  epoch->Fail(absl::CancelledError("the test ends"));
+  EngineEpoch::Reap(epoch, &reaper);
 }
 
 // Rank 1 on beta sends to rank 2 on gamma, through this node.

@@ -69,6 +69,7 @@ class IntrospectionTest : public SessionFixture {
     context.quota = &quota_;
     context.gpu_quota = &gpu_quota_;
     context.control_quota = &control_quota_;
+    context.engine_quota = &engine_quota_;
     context.clock = &clock_;
     return context;
   }
@@ -107,6 +108,7 @@ class IntrospectionTest : public SessionFixture {
 
   ArenaQuota gpu_quota_{1 << 20};
   ArenaQuota control_quota_{1 << 20};
+  ArenaQuota engine_quota_{1 << 20};
   std::vector<Opened> sessions_of_test_;
 };
 
@@ -146,6 +148,16 @@ TEST_F(IntrospectionTest, JobOfSeveralPodsIsSeenFromEach) {
   const IntrospectionContext context = Context();
   ExpectSees(context, Process(kTenant, kPodA), {"a"}, 1, "the first pod");
   ExpectSees(context, Process(kTenant, kPodB), {"a", "b"}, 1, "the second pod");
+}
+
+TEST_F(IntrospectionTest, ShowsWhatTheEnginesOfAUserTake) {
+  const auto held = engine_quota_.Reserve(Process(kTenant, kPodA).tenant(), 1000);
+  ASSERT_TRUE(held.ok()) << held.status();
+  const v1::GetStatusResponse status =
+      IntrospectionAnswers(Context()).Status(Process(kTenant, kPodA), {});
+  ASSERT_EQ(status.users_size(), 1);
+  EXPECT_EQ(status.users(0).engine_bytes(), 1000u);
+  EXPECT_EQ(status.users(0).engine_quota_bytes(), std::uint64_t{1} << 20);
 }
 
 TEST_F(IntrospectionTest, NamesThePodOfASessionAndOfAUser) {

@@ -97,6 +97,7 @@ class UserServersTest : public SessionFixture {
 
   ArenaQuota gpu_quota_{1 << 20};
   ArenaQuota control_quota_{kControlQuota, kOption, "memory"};
+  ArenaQuota engine_quota_{1 << 20};
   DescriptorQuota descriptors_{100};
   Connections connections_{&descriptors_};
   FairExecutor answerer_{2};
@@ -114,6 +115,7 @@ class UserServersTest : public SessionFixture {
     environment.introspection.quota = &quota_;
     environment.introspection.gpu_quota = &gpu_quota_;
     environment.introspection.control_quota = &control_quota_;
+    environment.introspection.engine_quota = &engine_quota_;
     environment.introspection.clock = &clock_;
     environment.introspection.warnings = {std::string(kLongAnswer, 'w')};
     environment.connections = &connections_;

@@ -206,13 +206,16 @@ TextTable Users(const v1::GetStatusResponse& status) {
   TextTable table({{"USER", kRight},
                    {"ARENAS", kRight},
                    {"ON GPUS", kRight},
+                   {"ENGINES", kRight},
+                   {"OF", kRight},
                    {"IN THE DAEMON", kRight},
                    {"OF", kRight}});
   for (const v1::UserMemory& user : status.users()) {
     const std::string pod =
         user.pod().empty() ? "" : absl::StrCat(" in pod ", Printable(user.pod()));
     table.AddRow({absl::StrCat(user.uid(), pod), FormatBytes(user.arena_bytes()),
-                  FormatBytes(user.gpu_bytes()), FormatBytes(user.control_bytes()),
+                  FormatBytes(user.gpu_bytes()), FormatBytes(user.engine_bytes()),
+                  FormatBytes(user.engine_quota_bytes()), FormatBytes(user.control_bytes()),
                   FormatBytes(user.control_quota_bytes())},
                  static_cast<double>(user.control_bytes()));
   }
