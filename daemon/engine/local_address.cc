@@ -92,6 +92,22 @@ absl::StatusOr<SocketAddress> ParseAddress(const std::string& number, std::uint1
   return address;
 }
 
+bool IsOwnAddress(const sockaddr_storage& address) {
+  sockaddr_storage any_port = address;
+  socklen_t length = sizeof(sockaddr_in);
+  if (address.ss_family == AF_INET6) {
+    length = sizeof(sockaddr_in6);
+    reinterpret_cast<sockaddr_in6*>(&any_port)->sin6_port = 0;
+  } else if (address.ss_family == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&any_port)->sin_port = 0;
+  } else {
+    return false;
+  }
+  const UniqueFd probe(socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return probe.valid() &&
+         bind(probe.get(), reinterpret_cast<const sockaddr*>(&any_port), length) == 0;
+}
+
 std::uint16_t LocalPort(int fd) {
   SocketAddress address;
   address.length = sizeof(address.storage);

@@ -32,6 +32,9 @@ absl::StatusOr<std::string> LocalAddressTowards(const std::string& remote);
 // INVALID_ARGUMENT if `number` is not a numeric address.
 absl::StatusOr<SocketAddress> ParseAddress(const std::string& number, std::uint16_t port);
 
+// Whether the address is one of this network namespace's own, whatever its port is.
+bool IsOwnAddress(const sockaddr_storage& address);
+
 // The port of a bound socket; 0 for any other descriptor.
 std::uint16_t LocalPort(int fd);
 

@@ -10,15 +10,18 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/clock.h"
+#include "daemon/engine/caller.h"
 #include "daemon/engine/engine_errors.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/engine/peer_hello.h"
+#include "daemon/engine/socket_owner.h"
 #include "daemon/engine/stored_peer.h"
 
 namespace gradsync::daemon {
@@ -30,6 +33,8 @@ constexpr char kWelcome = 1;
 constexpr std::size_t kMaxShownBytes = 256;
 // For a connection to show the token.
 constexpr std::uint64_t kHelloLimitNs = 5'000'000'000;
+// More connections than this, and two for each that is still to come, are a crowd.
+constexpr std::size_t kCrowd = 64;
 // How often a node tries to connect whose connection is closed before it is welcome.
 constexpr int kTries = 20;
 constexpr int kTryAgainMs = 20;
@@ -211,6 +216,7 @@ struct Stranger {
   std::uint64_t until_ns = 0;
   bool connected = false;  // the handshake of TLS is done
   std::string hello;
+  CallerKey caller;
 };
 
 // Goes on as far as bytes have come. True if there is nothing more to wait for. The stream is
@@ -283,13 +289,27 @@ class Acceptor {
 
  private:
   void Accept(std::uint64_t now_ns) {
-    UniqueFd fd(accept4(listener_.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    sockaddr_storage peer{};
+    socklen_t length = sizeof(peer);
+    UniqueFd fd(accept4(listener_.fd.get(), reinterpret_cast<sockaddr*>(&peer), &length,
+                        SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) return;
-    // The oldest goes, should a crowd come.
-    if (strangers_.size() >= 64 + 2 * missing_) strangers_.pop_front();
+    if (strangers_.size() >= kCrowd + 2 * missing_) DropOne();
+    const CallerKey caller = CallerKeyOf(TcpEnd::Of(peer).ip, CallerPlaceOf(fd.get(), peer));
     SendAtOnce(fd.get());
     strangers_.push_back({PeerStream(std::move(fd), options_.tls.get(), PeerStream::Role::kAccepts),
-                          now_ns + kHelloLimitNs, options_.tls == nullptr, ""});
+                          now_ns + kHelloLimitNs, options_.tls == nullptr, "", caller});
+  }
+
+  // Closes the oldest connection of the caller that has the most. So one caller's crowd closes no
+  // other caller's connections.
+  void DropOne() {
+    std::map<CallerKey, std::size_t> counts;
+    std::size_t most = 0;
+    for (const Stranger& stranger : strangers_) most = std::max(most, ++counts[stranger.caller]);
+    strangers_.erase(
+        std::find_if(strangers_.begin(), strangers_.end(),
+                     [&](const Stranger& stranger) { return counts.at(stranger.caller) == most; }));
   }
 
   // Keeps the connection if it is one that is still to come, else closes it.

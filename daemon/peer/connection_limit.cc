@@ -1,7 +1,6 @@
 #include "daemon/peer/connection_limit.h"
 
 #include <netinet/in.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -54,17 +53,11 @@ ConnectionLimit::Address ConnectionLimit::AddressOf(absl::string_view ip) {
   return address;
 }
 
-ConnectionLimit::Key ConnectionLimit::KeyOf(const Address& address, const Place& place) {
-  if (!place.local) return {address, std::nullopt};
-  const bool may_be_daemon = place.user == 0u || place.user == geteuid();
-  return {may_be_daemon ? address : Address{}, place.user};
-}
-
 void ConnectionLimit::ForEachLocked(absl::string_view ip, std::uint16_t port,
                                     absl::FunctionRef<void(Caller*, const Open&)> found) {
   const Address address = AddressOf(ip);
   for (const Address& key : {Address{}, address}) {
-    for (auto caller = callers_.lower_bound(Key(key, std::nullopt));
+    for (auto caller = callers_.lower_bound(CallerKey(key, std::nullopt));
          caller != callers_.end() && caller->first.first == key; ++caller) {
       // An earlier connection from this port may not be forgotten yet.
       for (const Open& one : caller->second.open) {
@@ -102,7 +95,7 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
   {
     MutexLock lock(&mutex_);
     if (all_ended_) return absl::UnavailableError("the daemon is stopping");
-    const auto known = callers_.find(Key(address, std::nullopt));
+    const auto known = callers_.find(CallerKey(address, std::nullopt));
     if (known != callers_.end() && known->second.pause.Lasts(now_ns)) {
       return CheckLocked(known->second, "its address", now_ns);
     }
@@ -126,7 +119,7 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("another connection from port ", port, " of its address is open"));
   }
-  Caller& caller = callers_[KeyOf(address, where)];
+  Caller& caller = callers_[CallerKeyOf(address, where)];
   if (caller.open.size() >= bounds_.per_caller && now_ns >= caller.looked_ns + kLookNs) {
     caller.looked_ns = now_ns;
     ForgetClosedLocked(&caller);
@@ -150,7 +143,7 @@ bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
 
 std::vector<TcpEnd> ConnectionLimit::EndSilent(const SilentBytes& most,
                                                absl::FunctionRef<std::set<TcpEnd>()> greeted) {
-  std::map<Key, std::vector<Sender>> suspects;  // some of their senders may be silent
+  std::map<CallerKey, std::vector<Sender>> suspects;  // some of their senders may be silent
   {
     MutexLock lock(&mutex_);
     for (auto& [key, caller] : callers_) {

@@ -1,9 +1,8 @@
 // Limits the open connections of each caller to the peer port, so that one machine leaves room for
 // the others. Ends connections that do harm.
 //
-// A caller is an address. On this machine a user is a caller, whatever addresses it uses: otherwise
-// it could take the place of the node's own daemon. Only users who may run a daemon, root and this
-// process's user, are callers of their own at each address, as the daemons of several machines are.
+// A caller is an address, or a user of this machine: see caller.h. So no user can take the place of
+// the node's own daemon.
 
 #ifndef DAEMON_PEER_CONNECTION_LIMIT_H_
 #define DAEMON_PEER_CONNECTION_LIMIT_H_
@@ -27,7 +26,8 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/growing_pause.h"
 #include "daemon/base/mutex.h"
-#include "daemon/peer/socket_owner.h"
+#include "daemon/engine/caller.h"
+#include "daemon/engine/socket_owner.h"
 
 namespace gradsync::daemon {
 
@@ -45,11 +45,7 @@ class ConnectionLimit {
   // `clock` outlives it.
   ConnectionLimit(Bounds bounds, const Clock* clock) : bounds_(bounds), clock_(clock) {}
 
-  // Where the other end of a connection is.
-  struct Place {
-    bool local = false;                 // on this machine
-    std::optional<std::uint32_t> user;  // whose process it is, if the kernel says so
-  };
+  using Place = CallerPlace;
   // Counts the connection for as long as it is open. `place` is called only if the address alone is
   // no reason to refuse. RESOURCE_EXHAUSTED: the caller, or all of them, would have too many, the
   // caller has a pause after an End(), or another connection comes from the same port.
@@ -97,14 +93,10 @@ class ConnectionLimit {
     bool sent_much = false;  // its silent connections, at the last EndSilent()
   };
   using Address = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
-  // Zeros and a user: this user of this machine. Zeros alone: of this machine, and the kernel does
-  // not say whose. An address and a user: root or this process's user.
-  using Key = std::pair<Address, std::optional<std::uint32_t>>;
-  using Callers = std::map<Key, Caller>;
+  using Callers = std::map<CallerKey, Caller>;
 
   // `ip` as above, or of another length, which names no address.
   static Address AddressOf(absl::string_view ip);
-  static Key KeyOf(const Address& address, const Place& place);
   // Calls `found` for each connection from this port of an address that is still open.
   void ForEachLocked(absl::string_view ip, std::uint16_t port,
                      absl::FunctionRef<void(Caller*, const Open&)> found)

@@ -2,7 +2,7 @@
 
 #include <arpa/inet.h>
 #include <dirent.h>
-#include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
-#include "daemon/base/unique_fd.h"
+#include "daemon/engine/local_address.h"
 #include "daemon/peer/peer_address.h"
 
 namespace gradsync::daemon {
@@ -73,16 +73,31 @@ std::vector<std::string> Spellings(absl::string_view caller) {
 
 }  // namespace
 
+std::optional<TcpEnd> EndOfCaller(absl::string_view text) {
+  std::uint32_t port = 0;
+  if (!absl::SimpleAtoi(text.substr(text.rfind(':') + 1), &port) || port > 65535) {
+    return std::nullopt;
+  }
+  std::string host = HostOfCaller(text);
+  host = host.substr(0, host.find('%'));
+  sockaddr_storage address{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
+  if (inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    v4.sin_port = htons(static_cast<std::uint16_t>(port));
+  } else if (inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr) == 1) {
+    v6.sin6_family = AF_INET6;
+    v6.sin6_port = htons(static_cast<std::uint16_t>(port));
+  } else {
+    return std::nullopt;
+  }
+  return TcpEnd::Of(address);
+}
+
 bool IsOwnAddress(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), "0", &hints, &found) != 0) return false;
-  const UniqueFd any(socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  const bool own = any.get() >= 0 && bind(any.get(), found->ai_addr, found->ai_addrlen) == 0;
-  freeaddrinfo(found);
-  return own;
+  const absl::StatusOr<SocketAddress> address = ParseAddress(host, 0);
+  return address.ok() && IsOwnAddress(address->storage);
 }
 
 std::vector<std::uint32_t> UsersAt(absl::string_view address,
@@ -105,7 +120,7 @@ std::vector<std::uint32_t> UsersAt(absl::string_view address,
 
 std::vector<TcpEnd> OwnEndsTo(absl::string_view address) {
   std::vector<TcpEnd> ends;
-  const std::optional<TcpEnd> other = TcpEnd::Parse(address);
+  const std::optional<TcpEnd> other = EndOfCaller(address);
   const std::unique_ptr<DIR, int (*)(DIR*)> open(opendir("/proc/self/fd"), closedir);
   if (!other.has_value() || open == nullptr) return ends;
   while (const dirent* const entry = readdir(open.get())) {
@@ -127,7 +142,7 @@ std::string WhyStranger(absl::string_view address,
                         absl::FunctionRef<std::vector<TcpEnd>()> own_ends) {
   if (!IsOwnAddress(HostOfCaller(address))) return "";
   std::vector<std::uint32_t> users;
-  const std::optional<TcpEnd> other = TcpEnd::Parse(address);
+  const std::optional<TcpEnd> other = EndOfCaller(address);
   const std::vector<TcpEnd> ends = other.has_value() ? own_ends() : std::vector<TcpEnd>();
   if (CanFindOwners()) {
     for (const TcpEnd& own : ends) {

@@ -10,9 +10,13 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
-#include "daemon/peer/socket_owner.h"
+#include "daemon/engine/socket_owner.h"
 
 namespace gradsync::daemon {
+
+// "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711", as gRPC names a caller, without an interface.
+// nullopt: the text is neither.
+std::optional<TcpEnd> EndOfCaller(absl::string_view text);
 
 // The users whose connected TCP sockets have the local address `address`, for example
 // "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711" as gRPC names it. With `remote_port`, only sockets

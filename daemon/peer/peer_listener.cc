@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/logging.h"
+#include "daemon/engine/caller.h"
 #include "daemon/peer/local_caller.h"
 
 namespace gradsync::daemon {
@@ -51,19 +52,6 @@ void SetPort(sockaddr* address, std::uint16_t port) {
   } else {
     reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(port);
   }
-}
-
-// Where the connection's other end is. The kernel knows its user while it is open.
-ConnectionLimit::Place PlaceOf(int connection, const sockaddr_storage& peer) {
-  ConnectionLimit::Place place;
-  place.local = IsOwnAddress(TextOf(peer));
-  sockaddr_storage own{};
-  socklen_t size = sizeof(own);
-  if (place.local && CanFindOwners() &&
-      getsockname(connection, reinterpret_cast<sockaddr*>(&own), &size) == 0) {
-    place.user = OwnerOf(TcpEnd::Of(peer), TcpEnd::Of(own));
-  }
-  return place;
 }
 
 // Why accept4() failed: the connection, or the lack of something that may come back.
@@ -126,7 +114,7 @@ void PeerListener::Start(std::function<void(UniqueFd connection)> connected) {
 
 std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
   std::vector<TcpEnd> ends;
-  const std::optional<TcpEnd> other = TcpEnd::Parse(caller);
+  const std::optional<TcpEnd> other = EndOfCaller(caller);
   if (!other.has_value()) return ends;
   const std::string ip(other->ip.begin(), other->ip.end());
   for (const sockaddr_storage& own : limit_.OwnEnds(ip, other->port)) {
@@ -186,7 +174,7 @@ bool PeerListener::Accept(int socket) {
     return false;
   }
   const absl::Status admitted =
-      limit_.Admit(connection.get(), peer, [&] { return PlaceOf(connection.get(), peer); });
+      limit_.Admit(connection.get(), peer, [&] { return CallerPlaceOf(connection.get(), peer); });
   if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "peer port: connection refused",
                {{"address", TextOf(peer)}, {"why", admitted.message()}});

@@ -20,9 +20,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/engine/socket_owner.h"
 #include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
-#include "daemon/peer/socket_owner.h"
 
 namespace gradsync::daemon {
 

@@ -10,8 +10,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/engine/socket_owner.h"
+#include "daemon/peer/local_caller.h"
 #include "daemon/peer/peer_protocol.h"
-#include "daemon/peer/socket_owner.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -111,7 +112,7 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
 }
 
 void PeerServer::EndCaller(const std::string& caller) {
-  const std::optional<TcpEnd> other = TcpEnd::Parse(caller);
+  const std::optional<TcpEnd> other = EndOfCaller(caller);
   if (!other.has_value()) return;
   const std::string ip(other->ip.begin(), other->ip.end());
   if (!listener_->End(ip, other->port)) return;
@@ -137,7 +138,7 @@ void PeerServer::EndSilentSenders() {
   const auto greeted = [this] {
     std::set<TcpEnd> ends;
     for (const auto& session : Sessions()) {
-      const std::optional<TcpEnd> end = TcpEnd::Parse(session->caller());
+      const std::optional<TcpEnd> end = EndOfCaller(session->caller());
       if (session->greeted() && end.has_value()) ends.insert(*end);
     }
     return ends;

@@ -17,10 +17,16 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/engine/local_address.h"
+#include "daemon/engine/peer_hello.h"
 #include "daemon/engine/peer_tls.h"
+#include "daemon/engine/socket_owner.h"
 #include "daemon/engine/stored_peer.h"
 #include "tests/engine/memory_store.h"
 #include "tests/engine/test_certificates.h"
+#include "tests/kit/child_process.h"
+#include "tests/kit/connect.h"
+#include "tests/kit/flood.h"
+#include "tests/kit/soon.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -296,6 +302,75 @@ TEST(PeerMesh, CrowdOfStrangersKeepsNoNodeOut) {
   node.join();
   EXPECT_TRUE(first.ok()) << first.status();
   EXPECT_TRUE(second.ok()) << second.status();
+}
+
+// Where this node listens, "host:port".
+std::string ListenerOf(MemoryStore* store, std::uint32_t node) {
+  const std::string value = store->Get(absl::StrCat("watch/", node), absl::Seconds(60)).value();
+  const std::vector<std::string> words = absl::StrSplit(value, absl::ByAnyChar(" \n"));
+  return absl::StrCat(words[0], ":", words[1]);
+}
+
+// Three nodes meet, and a stranger floods the ports of two of them all the while.
+void ExpectNodesMeetInAFlood(const std::shared_ptr<PeerTls>& tls) {
+  if (!CanFindOwners()) GTEST_SKIP() << "the kernel does not say who a local caller is";
+  MemoryStore store;
+  std::vector<PeerMeshOptions> options;
+  for (std::uint32_t node = 0; node < 3; ++node) {
+    options.push_back(Options(node, 3, &store));
+    options.back().channels = 3;
+    options.back().tls = tls;
+  }
+  std::vector<Mesh> meshes(3);
+  std::vector<std::thread> threads;
+  std::vector<std::unique_ptr<Flood>> floods;
+  // A node accepts nobody before every node has stored its address.
+  for (std::uint32_t node = 0; node < 3; ++node) {
+    if (node == 2) {
+      for (const auto& flood : floods) {
+        EXPECT_TRUE(Soon([&] { return flood->made() >= Flood::kConnections; }));
+      }
+    }
+    threads.emplace_back([&, node] { meshes[node] = ConnectPeers(options[node]); });
+    if (node < 2) floods.push_back(std::make_unique<Flood>(ListenerOf(&store, node)));
+  }
+  for (std::thread& thread : threads) thread.join();
+  ExpectEveryPairTalks(&meshes, 3);
+}
+
+TEST(PeerMesh, NodesMeetWhileAStrangerFloodsTheirPorts) { ExpectNodesMeetInAFlood(nullptr); }
+
+// A handshake takes round trips, in which a crowd can come.
+TEST(PeerMesh, NodesMeetWithTlsWhileAStrangerFloodsTheirPorts) {
+  const TestCertificates certificates;
+  const auto tls = PeerTls::Make(certificates.keys());
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  ExpectNodesMeetInAFlood(*tls);
+}
+
+// The test plays node 1, which is slow.
+TEST(PeerMesh, CrowdOfOneCallerClosesNoOtherCallersConnection) {
+  if (!CanFindOwners()) GTEST_SKIP() << "the kernel does not say who a local caller is";
+  MemoryStore store;
+  ASSERT_TRUE(store.Set("watch/1", Elsewhere()).ok());
+  Mesh mesh = absl::UnknownError("");
+  std::thread node([&] { mesh = ConnectPeers(Options(0, 2, &store)); });
+  const std::string listener = ListenerOf(&store, 0);
+  const Descriptor slow = ConnectTcp(listener);
+  std::vector<Descriptor> crowd;
+  for (int i = 0; i < 120; ++i) crowd.push_back(ConnectTcp(listener, Flood::kAddress));
+  // Too many have come when one of the crowd is closed that was not among the first.
+  char byte = 0;
+  EXPECT_LE(recv(crowd[40].get(), &byte, 1, 0), 0);
+  const StoredPeer stored =
+      DecodeStoredPeer(store.Get("watch/0", absl::Seconds(1)).value()).value();
+  const std::string hello = EncodePeerHello(stored.token, {1, 0});
+  EXPECT_EQ(send(slow.get(), hello.data(), hello.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(hello.size()));
+  EXPECT_EQ(recv(slow.get(), &byte, 1, 0), 1) << "it is welcome";
+  store.Cancel(absl::AbortedError("the test has ended"));
+  node.join();
+  EXPECT_TRUE(mesh.ok()) << mesh.status();
 }
 
 TEST(LocalAddress, ResolvesNamesNumbersAndInterfaces) {

@@ -1,4 +1,4 @@
-#include "daemon/peer/socket_owner.h"
+#include "daemon/engine/socket_owner.h"
 
 #include <arpa/inet.h>
 #include <linux/inet_diag.h>
@@ -12,11 +12,9 @@
 #include <cstring>
 #include <string>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/unique_fd.h"
-#include "daemon/peer/peer_address.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -91,27 +89,6 @@ TcpEnd TcpEnd::Of(const sockaddr_storage& address) {
     std::memcpy(end.ip.data(), &v6.sin6_addr, end.ip.size());
     end.port = ntohs(v6.sin6_port);
     end.interface = v6.sin6_scope_id;
-  }
-  return end;
-}
-
-std::optional<TcpEnd> TcpEnd::Parse(absl::string_view text) {
-  TcpEnd end;
-  std::uint32_t port = 0;
-  if (!absl::SimpleAtoi(text.substr(text.rfind(':') + 1), &port) || port > 65535) {
-    return std::nullopt;
-  }
-  end.port = static_cast<std::uint16_t>(port);
-  std::string host = HostOfCaller(text);
-  host = host.substr(0, host.find('%'));
-  in_addr v4;
-  in6_addr v6;
-  if (inet_pton(AF_INET, host.c_str(), &v4) == 1) {
-    end.ip = MapIpv4(v4);
-  } else if (inet_pton(AF_INET6, host.c_str(), &v6) == 1) {
-    std::memcpy(end.ip.data(), &v6, end.ip.size());
-  } else {
-    return std::nullopt;
   }
   return end;
 }

@@ -1,4 +1,4 @@
-#include "daemon/peer/socket_owner.h"
+#include "daemon/engine/socket_owner.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -95,24 +95,6 @@ TEST_P(SocketOwnerTest, ASocketThatListensIsNotConnected) {
   stranger.port = 1;
   EXPECT_EQ(OwnerOf(connection_.our_end, stranger), std::nullopt);
   EXPECT_EQ(OwnerOf(stranger, connection_.our_end), std::nullopt);
-}
-
-TEST(TcpEndTest, ParsesWhatGrpcSays) {
-  const auto ipv4 = TcpEnd::Parse("ipv4:127.0.0.1:4711");
-  ASSERT_TRUE(ipv4.has_value());
-  EXPECT_TRUE(ipv4->IsIpv4());
-  EXPECT_TRUE(ipv4->SamePlace(TcpEnd::Of(AddressOf("127.0.0.1", 4711))));
-  EXPECT_TRUE(ipv4->SamePlace(TcpEnd::Of(AddressOf("::ffff:127.0.0.1", 4711))));
-  EXPECT_FALSE(ipv4->SamePlace(TcpEnd::Of(AddressOf("127.0.0.1", 4712))));
-  EXPECT_FALSE(ipv4->SamePlace(TcpEnd::Of(AddressOf("127.0.0.2", 4711))));
-  const auto ipv6 = TcpEnd::Parse("ipv6:%5Bfe80::1%25eth0%5D:4711");
-  ASSERT_TRUE(ipv6.has_value());
-  EXPECT_FALSE(ipv6->IsIpv4());
-  EXPECT_TRUE(ipv6->SamePlace(TcpEnd::Of(AddressOf("fe80::1", 4711))));
-  for (const char* text :
-       {"", "ipv4:", "ipv4:x:1", "ipv4:127.0.0.1:x", "ipv4:127.0.0.1:65536", "unix:/run/x.sock"}) {
-    EXPECT_FALSE(TcpEnd::Parse(text).has_value()) << text;
-  }
 }
 
 }  // namespace

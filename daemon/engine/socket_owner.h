@@ -1,8 +1,8 @@
 // Which user has a TCP socket of this network namespace. The kernel finds the socket by its two
 // ends, however many others there are.
 
-#ifndef DAEMON_PEER_SOCKET_OWNER_H_
-#define DAEMON_PEER_SOCKET_OWNER_H_
+#ifndef DAEMON_ENGINE_SOCKET_OWNER_H_
+#define DAEMON_ENGINE_SOCKET_OWNER_H_
 
 #include <sys/socket.h>
 
@@ -11,8 +11,6 @@
 #include <optional>
 #include <string>
 #include <tuple>
-
-#include "absl/strings/string_view.h"
 
 namespace gradsync::daemon {
 
@@ -23,9 +21,6 @@ struct TcpEnd {
   std::uint32_t interface = 0;  // of a link-local address; otherwise 0
 
   static TcpEnd Of(const sockaddr_storage& address);
-  // "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711", as gRPC names it, without an interface.
-  // nullopt: the text is neither.
-  static std::optional<TcpEnd> Parse(absl::string_view text);
 
   bool IsIpv4() const;
   std::string Text() const;  // "10.0.0.1:4711" or "[::1]:4711"
@@ -43,4 +38,4 @@ std::optional<std::uint32_t> OwnerOf(const TcpEnd& own, const TcpEnd& other);
 
 }  // namespace gradsync::daemon
 
-#endif  // DAEMON_PEER_SOCKET_OWNER_H_
+#endif  // DAEMON_ENGINE_SOCKET_OWNER_H_
