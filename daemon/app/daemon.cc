@@ -27,6 +27,7 @@
 #include "daemon/peer/peer_service.h"
 #include "daemon/reduce/combine.h"
 #include "daemon/reduce/host_reducer.h"
+#include "daemon/reduce/turn_gate.h"
 #include "daemon/rpc/accept_loop.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/grpc_log.h"
@@ -116,6 +117,7 @@ struct Daemon::Rooms {
         reducer(std::make_unique<HostReducer>(given.reduce_threads > 0
                                                   ? static_cast<int>(given.reduce_threads)
                                                   : HostReducer::DefaultThreads())),
+        lane_turns(std::max(reducer->threads(), static_cast<int>(given.engine_lanes))),
         executor(std::make_unique<FairExecutor>(kMappers)),
         copier(std::make_unique<FairExecutor>(kCopiers)),
         workers(WorkerSupervisor::Make(
@@ -173,6 +175,7 @@ struct Daemon::Rooms {
   ArenaQuota engine_quota;
   // These run work of jobs and sessions, so ~Daemon() finishes them before it destroys those.
   std::unique_ptr<HostReducer> reducer;
+  TurnGate lane_turns;  // enough at once, so that the lanes of a job do not wait for each other
   std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
   std::unique_ptr<FairExecutor> copier;    // copies and unmaps for jobs, which must not wait
   HeapTrimmer trimmer{&worker_reaper};     // before its executor, which runs to the end first
@@ -204,7 +207,9 @@ absl::Status Daemon::Rooms::StartPeers() {
   environment.engine_memory = &engine_quota;
   environment.executor = executor.get();
   environment.clock = &clock;
-  environment.make_engine = MakeEngineProcess;
+  environment.make_engine = [this](const EngineSpec& spec) {
+    return MakeEngineProcess(spec, &lane_turns);
+  };
   auto started = PeerService::Start(PeerOptionsOf(options), environment);
   if (!started.ok()) return started.status();
   peers = *std::move(started);

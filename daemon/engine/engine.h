@@ -38,6 +38,8 @@ struct Exchange {
   ReduceOp op = ReduceOp::kSum;  // sum, min or max; the same on every node
   // Ignores the engine's wire type, as every order-free reduction does; the same on every node.
   bool exact = false;
+  // How many buffers of local ranks gather reads, and scatter writes: what they cost.
+  std::size_t buffers = 1;
 
   // Writes the local ranks' elements [first, first + count), combined by `op`, to `sum` in the work
   // type. `sum` is the engine's memory, aligned to 64 bytes. A node without live ranks writes a

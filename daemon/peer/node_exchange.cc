@@ -143,6 +143,7 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
     running->exchange.count = work.count;
     running->exchange.op = work.op;
     running->exchange.exact = work.exact;
+    running->exchange.buffers = work.buffers.size();
     engine_->Submit(&running->exchange);
     return;
   }

@@ -16,6 +16,7 @@
 #include "daemon/base/user_executor.h"
 #include "daemon/job/job_table.h"
 #include "daemon/peer/node_group.h"
+#include "daemon/reduce/turn_gate.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/node_status_source.h"
 
@@ -93,8 +94,9 @@ class PeerService final : public JobFinder, public NodeStatusSource {
 // `given`, or the host's name if that is empty.
 std::string NodeName(const std::string& given);
 
-// The EngineMaker of the daemon: makes an EngineProcess.
-absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec);
+// The EngineMaker of the daemon: makes an EngineProcess. Its lanes take their turns at `gate`,
+// which outlives it.
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec, TurnGate* gate);
 
 }  // namespace gradsync::daemon
 

@@ -47,8 +47,6 @@ std::size_t DivideUp(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 // Operations that are queued before other threads get the lock.
 constexpr std::size_t kPushedAtOnce = 64;
 
-// Bytes of traffic in a nanosecond, roughly: 13 GB/s.
-constexpr std::uint64_t kBytesPerNs = 13;
 // What done() costs for each rank that it tells, in bytes of traffic that take as long: about 5
 // microseconds.
 constexpr std::uint64_t kBytesPerRank = 64 << 10;
@@ -190,27 +188,9 @@ void HostReducer::Run() {
 }
 
 void HostReducer::RanLocked(const Slice& slice, std::uint64_t ns) {
-  --slice.user->running;
-  const std::uint64_t took = std::min(ns * kBytesPerNs, kMostTimes * slice.cost);
-  if (took <= slice.cost) return;
-  slice.user->served += took - slice.cost;
+  const std::uint64_t more = users_.End(slice.user, slice.cost, ns);
   // Another flow may have its place now.
-  if (slice.flow->id == slice.flow_id) slice.flow->served += took - slice.cost;
-}
-
-HostReducer::User* HostReducer::UserLocked(const Tenant& id) {
-  for (std::size_t i = 0; i < users_.size(); ++i) {
-    if (users_[i]->id == id) return users_[i].get();
-  }
-  // Forgets one that has had no more than those who have work.
-  for (const auto& user : users_) {
-    if (user->active > 0 || user->running > 0 || user->served > served_) continue;
-    *user = User{id, 0, 0, 0, 0};
-    return user.get();
-  }
-  users_.push_back(std::make_unique<User>());
-  users_.back()->id = id;
-  return users_.back().get();
+  if (slice.flow->id == slice.flow_id) slice.flow->served += more;
 }
 
 void HostReducer::PushLocked(const Queued& queued) {
@@ -229,11 +209,10 @@ void HostReducer::PushLocked(const Queued& queued) {
     std::swap(flows_[active_], flows_[i]);
     i = active_++;
     Flow& flow = *flows_[i];
-    User* const user = UserLocked(queued.operation->user);
+    User* const user = users_.Of(queued.operation->user);
     if (flow.user != user) flow.served = 0;
     flow.user = user;
-    // A user gets no credit for a time without work.
-    if (flow.user->active++ == 0) flow.user->served = std::max(flow.user->served, served_);
+    users_.Want(user);
     flow.served = std::max(flow.served, flow.user->flow_served);
   }
   flows_[i]->Push(queued);
@@ -256,15 +235,13 @@ HostReducer::Slice HostReducer::NextSliceLocked() {
   if (slice.index == 0) {
     slice.operation->host().start_ns.store(MonotonicNowNs(), std::memory_order_relaxed);
   }
-  served_ = flow.user->served;
   flow.user->flow_served = flow.served;
-  flow.user->served += slice.cost;
-  ++flow.user->running;
+  users_.Begin(flow.user, slice.cost);
   flow.served += slice.cost;
   ++queued.begun;
   if (queued.begun == queued.slices) flow.Pop();
   if (flow.size == 0) {
-    --flow.user->active;
+    users_.Unwant(flow.user);
     // The order of the others does not change.
     const auto first = flows_.begin() + static_cast<std::ptrdiff_t>(next);
     std::rotate(first, first + 1, flows_.begin() + static_cast<std::ptrdiff_t>(active_));

@@ -13,6 +13,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/reducer.h"
+#include "daemon/reduce/user_shares.h"
 
 namespace gradsync::daemon {
 
@@ -47,10 +48,6 @@ class HostReducer final : public Reducer {
   // Slices begin at multiples of this in a bucket, so no two threads write one pair of cache lines.
   static constexpr std::size_t kSliceAlignment = 128;
 
-  // A slow slice counts for at most this many times its bytes. So a thread that the kernel stops
-  // for a while does not cost its user many turns.
-  static constexpr std::uint64_t kMostTimes = 8;
-
   // `threads` below 1 counts as 1. `clock` measures slices; null: MonotonicNowNs().
   explicit HostReducer(int threads, const Clock* clock = nullptr);
   // Finishes all submitted operations, done() included. Requires that no call of Reduce() is under
@@ -74,14 +71,7 @@ class HostReducer final : public Reducer {
     std::uint32_t slices;
     std::uint32_t begun;  // slices handed out
   };
-  // What a user has had of the reduce threads, in bytes. Only differences between users count.
-  struct User {
-    Tenant id;
-    std::uint64_t served = 0;
-    std::uint64_t flow_served = 0;  // of the flow whose slice began last
-    std::size_t active = 0;         // flows
-    std::size_t running = 0;        // slices
-  };
+  using User = UserShares::User;
   // Operations of one flow that have slices left to begin. A ring that grows and never shrinks.
   struct Flow {
     std::uint64_t id = 0;
@@ -111,7 +101,6 @@ class HostReducer final : public Reducer {
   static void RunSlice(const Slice& slice);
   static void RunInline(ReduceOperation* operation);
   void Run();
-  User* UserLocked(const Tenant& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PushLocked(const Queued& queued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Requires active_ > 0.
   Slice NextSliceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -129,9 +118,7 @@ class HostReducer final : public Reducer {
   // are few: one per job with a bucket in progress.
   std::vector<std::unique_ptr<Flow>> flows_ ABSL_GUARDED_BY(mutex_);
   std::size_t active_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Users that have work, or have had more than the others.
-  std::vector<std::unique_ptr<User>> users_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t served_ ABSL_GUARDED_BY(mutex_) = 0;  // of the user whose slice began last
+  UserShares users_ ABSL_GUARDED_BY(mutex_);  // a user wants turns for each active flow
   std::size_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 

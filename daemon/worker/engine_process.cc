@@ -75,14 +75,16 @@ absl::StatusOr<UniqueFd> KeysFile(const PeerTlsKeys& keys) {
 }  // namespace
 
 EngineProcess::EngineProcess(const EngineOptions& options, EngineMemory memory,
-                             std::unique_ptr<SerialExecutor> errors)
+                             const EngineTurns& turns, std::unique_ptr<SerialExecutor> errors)
     : options_(options),
       memory_(std::move(memory)),
       chunk_bytes_(options.chunk_bytes),
+      turns_(turns.gate, turns.user),
       errors_(std::move(errors)) {}
 
-absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(
-    const EngineOptions& options, WorkerProcessOptions process) {
+absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(const EngineOptions& options,
+                                                                      WorkerProcessOptions process,
+                                                                      const EngineTurns& turns) {
   absl::Status status = ValidateEngine(options, options.nodes);
   if (!status.ok()) return status;
   if (options.node >= options.nodes || options.node_names.size() != options.nodes ||
@@ -98,7 +100,7 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(
   auto errors = SerialExecutor::Start();
   if (!errors.ok()) return errors.status();
   std::unique_ptr<EngineProcess> engine(
-      new EngineProcess(options, *std::move(memory), *std::move(errors)));
+      new EngineProcess(options, *std::move(memory), turns, *std::move(errors)));
   status = engine->Start(std::move(process), file->fd());
   if (status.ok()) status = engine->StartLanes();
   if (status.ok()) status = engine->ServeStore();
@@ -144,8 +146,10 @@ absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
     return EngineLost(node, how);
   };
   process.event = [this](const worker::EngineEvent& event) { OnEvent(event); };
-  auto started =
-      WorkerProcess::Start(std::move(process), [this](const absl::Status& why) { Failed(why); });
+  auto started = WorkerProcess::Start(std::move(process), [this](const absl::Status& why) {
+    turns_.Close();
+    Failed(why);
+  });
   if (!started.ok()) return started.status();
   process_ = *std::move(started);
   worker::Call call;
@@ -163,6 +167,7 @@ absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
 EngineProcess::~EngineProcess() {
   // It ends in order, and every call is answered. The last ones may still call it.
   if (process_ != nullptr) process_->Stop();
+  turns_.Close();
   for (const LaneSocket& lane : lanes_) lane.Shutdown();
   for (std::thread& thread : threads_) thread.join();
   errors_.reset();
@@ -329,17 +334,23 @@ void EngineProcess::ServeLane(std::size_t lane) {
 
 bool EngineProcess::ServeChunk(std::size_t lane, const ChunkRequest& request) {
   Exchange* exchange = nullptr;
+  std::uint64_t bytes = 0;
   {
     const MutexLock lock(&mutex_);
     Pending* const pending = BeginChunkLocked(request);
     if (pending == nullptr) return false;
     exchange = pending->exchange;
+    bytes = request.count * pending->item_bytes * (1 + exchange->buffers);
   }
-  std::byte* const sum = memory_.lane(lane) + request.offset;
-  if (request.step == ChunkRequest::kGather) {
-    exchange->gather(request.first, request.count, sum);
-  } else {
-    exchange->scatter(request.first, request.count, sum);
+  {
+    const TurnGate::Turn turn(&turns_, bytes);
+    std::byte* const sum = memory_.lane(lane) + request.offset;
+    // Without a turn the process has ended: nobody reads the chunk, and the exchange fails.
+    if (turn.given() && request.step == ChunkRequest::kGather) {
+      exchange->gather(request.first, request.count, sum);
+    } else if (turn.given()) {
+      exchange->scatter(request.first, request.count, sum);
+    }
   }
   {
     const MutexLock lock(&mutex_);

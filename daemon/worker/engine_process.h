@@ -23,18 +23,28 @@
 #include "absl/time/time.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_options.h"
+#include "daemon/reduce/turn_gate.h"
 #include "daemon/worker/engine_memory.h"
 #include "daemon/worker/lane_socket.h"
 #include "daemon/worker/worker_process.h"
 
 namespace gradsync::daemon {
 
+// At which gate the lanes of an engine take their turns, and as whose.
+struct EngineTurns {
+  TurnGate* gate = nullptr;  // outlives the engine; null: every turn begins at once
+  Tenant user;
+};
+
 // The daemon's side of an engine process (EngineServer has the other). The process never sees the
 // trainers' memory. For each chunk a lane asks the daemon to gather it into the lane's shared
 // memory, and to scatter it from there, so no copy is added. Everything that the process says is
 // checked: if it breaks the protocol it is killed.
+//
+// The lanes of all engines take turns by user while they gather and scatter (TurnGate).
 //
 // Thread-safe. Has a thread for each lane, one for errors, and WorkerProcess's. Errors, besides
 // those of engine.h:
@@ -45,7 +55,8 @@ class EngineProcess final : public Engine {
   // for kStartLimit more. `process`: the program and its environment. Errors: those of
   // TcpEngine::Connect; ENGINE_LOST; the store's; and those of starting a process.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Connect(const EngineOptions& options,
-                                                                WorkerProcessOptions process = {});
+                                                                WorkerProcessOptions process = {},
+                                                                const EngineTurns& turns = {});
   ~EngineProcess() override;
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
@@ -76,7 +87,7 @@ class EngineProcess final : public Engine {
     absl::Status status;
   };
 
-  EngineProcess(const EngineOptions& options, EngineMemory memory,
+  EngineProcess(const EngineOptions& options, EngineMemory memory, const EngineTurns& turns,
                 std::unique_ptr<SerialExecutor> errors);
 
   // Starts the process and its connecting.
@@ -106,6 +117,7 @@ class EngineProcess final : public Engine {
   const EngineOptions options_;
   const EngineMemory memory_;
   const std::size_t chunk_bytes_;
+  TurnGate::Client turns_;                  // closed once the process has ended
   std::unique_ptr<SerialExecutor> errors_;  // calls done() where Submit() must not
 
   mutable Mutex mutex_;

@@ -1,5 +1,8 @@
 #include "daemon/peer/node_exchange.h"
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <vector>
@@ -51,6 +54,39 @@ TEST(NodeExchangeTest, AveragesTheLocalRanks) {
       EXPECT_EQ(rank.back(), 2.0f);
     }
   }
+}
+
+// An engine that notes how many buffers an exchange has, and finishes it.
+class BufferCounter final : public Engine {
+ public:
+  explicit BufferCounter(std::promise<std::size_t>* counted) : counted_(counted) {}
+  void Submit(Exchange* exchange) override {
+    counted_->set_value(exchange->buffers);
+    engine_.Submit(exchange);
+  }
+  void Broadcast(std::byte*, std::size_t, std::uint32_t,
+                 std::function<void(const absl::Status&)>) override {}
+  void Abort(const absl::Status& why) override { engine_.Abort(why); }
+  EngineStatistics Statistics() const override { return engine_.Statistics(); }
+
+ private:
+  std::promise<std::size_t>* const counted_;
+  LoopbackEngine engine_;
+};
+
+TEST(NodeExchangeTest, SaysWhatAnExchangeCosts) {
+  std::promise<std::size_t> counted;
+  NodeExchange exchange(
+      "beta",
+      [&]() -> absl::StatusOr<std::unique_ptr<Engine>> {
+        return std::make_unique<BufferCounter>(&counted);
+      },
+      [](const absl::Status&) { FAIL(); });
+  std::vector<std::vector<float>> ranks(3, std::vector<float>(10));
+  std::promise<Result> result;
+  ASSERT_TRUE(exchange.Submit(WorkOn(&ranks, 1, &result)).ok());
+  EXPECT_EQ(counted.get_future().get(), 3u);
+  EXPECT_TRUE(result.get_future().get().status.ok());
 }
 
 TEST(NodeExchangeTest, NodeWithoutRanksTakesPart) {

@@ -13,6 +13,7 @@
 
 #include "daemon/base/mutex.h"
 #include "daemon/reduce/combine.h"
+#include "daemon/reduce/user_shares.h"
 #include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
@@ -403,7 +404,7 @@ TEST(HostReducerTest, SlowSlicesCountForTheirTime) {
     order.Submit("a" + std::to_string(i), kOneSlice, 1, /*user=*/1, kSlowNs);
   }
   std::vector<std::string> expected = {"a1"};
-  for (std::uint64_t i = 1; i <= HostReducer::kMostTimes + 1; ++i) {
+  for (std::uint64_t i = 1; i <= UserShares::kMostTimes + 1; ++i) {
     order.Submit("b" + std::to_string(i), kOneSlice, 2, /*user=*/2);
     expected.push_back("b" + std::to_string(i));
   }

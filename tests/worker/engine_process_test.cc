@@ -17,11 +17,14 @@
 
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/peer_tls_keys.h"
+#include "daemon/reduce/turn_gate.h"
 #include "tests/engine/engine_bucket.h"
 #include "tests/engine/event.h"
 #include "tests/engine/memory_store.h"
+#include "tests/kit/soon.h"
 #include "tests/worker/process_cluster.h"
 
 namespace gradsync::daemon {
@@ -32,7 +35,8 @@ using ::testing::HasSubstr;
 class ScriptedEngine {
  public:
   explicit ScriptedEngine(const std::string& script,
-                          std::shared_ptr<const PeerTlsKeys> keys = nullptr) {
+                          std::shared_ptr<const PeerTlsKeys> keys = nullptr,
+                          const EngineTurns& turns = {}) {
     EngineOptions options = ProcessOptions(2);
     options.keys = std::move(keys);
     options.store = &store_;
@@ -43,7 +47,7 @@ class ScriptedEngine {
     WorkerProcessOptions process;
     process.program = "tests/worker/scripted_engine";
     process.environment = {"SCRIPT=" + script};
-    engine_ = EngineProcess::Connect(options, process);
+    engine_ = EngineProcess::Connect(options, process, turns);
   }
 
   MemoryStore store_;
@@ -134,6 +138,57 @@ TEST(EngineProcess, StoppedProcessIsKilledOnceItHasBeenSilentForTooLong) {
   const auto status = bucket.Wait();
   ASSERT_TRUE(status.has_value());
   ExpectLost(*status, "no sign of life");
+}
+
+// A gate whose only turn another user has.
+class BusyGate {
+ public:
+  TurnGate& gate() { return gate_; }
+  // Waits until so many lanes wait.
+  bool AwaitLanes(std::size_t lanes) {
+    return Soon([&] { return gate_.waiting() == lanes; });
+  }
+  void Free() { turn_ = nullptr; }
+
+ private:
+  TurnGate gate_{1};
+  TurnGate::Client other_{&gate_, Tenant(1)};
+  std::unique_ptr<TurnGate::Turn> turn_ = std::make_unique<TurnGate::Turn>(&other_, 1);
+};
+
+TEST(EngineProcess, ALaneWaitsForItsTurn) {
+  BusyGate busy;
+  ScriptedEngine scripted("asks", nullptr, {&busy.gate(), Tenant(2)});
+  ASSERT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
+  EngineBucket bucket(DataType::kFloat32, 1000, 0);
+  std::atomic<int> gathers{0};
+  bucket.exchange()->gather = [&](std::size_t, std::size_t, std::byte*) { ++gathers; };
+  (*scripted.engine_)->Submit(bucket.exchange());
+  ASSERT_TRUE(busy.AwaitLanes(1));
+  EXPECT_EQ(gathers, 0);
+  busy.Free();
+  const auto status = bucket.Wait();
+  ASSERT_TRUE(status.has_value());
+  ExpectLost(*status, "finished an exchange before its last chunk");
+  EXPECT_EQ(gathers, 1);
+}
+
+TEST(EngineProcess, ALaneThatWaitsForItsTurnEndsWithItsProcess) {
+  BusyGate busy;
+  ScriptedEngine scripted("asks", nullptr, {&busy.gate(), Tenant(2)});
+  ASSERT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
+  EngineBucket bucket(DataType::kFloat32, 1000, 0);
+  std::atomic<int> gathers{0};
+  bucket.exchange()->gather = [&](std::size_t, std::size_t, std::byte*) { ++gathers; };
+  (*scripted.engine_)->Submit(bucket.exchange());
+  ASSERT_TRUE(busy.AwaitLanes(1));
+  ASSERT_EQ(kill((*scripted.engine_)->pid(), SIGKILL), 0);
+  const auto status = bucket.Wait();
+  ASSERT_TRUE(status.has_value());
+  ExpectLost(*status, "was killed by signal 9");
+  *scripted.engine_ = nullptr;
+  EXPECT_EQ(gathers, 0);
+  EXPECT_EQ(busy.gate().waiting(), 0u);
 }
 
 TEST(EngineProcess, SettingsOfAnotherNodeAreChecked) {

@@ -1,0 +1,52 @@
+// What each user has had of a few threads, so that the next turn goes to the one that has had the
+// least.
+
+#ifndef DAEMON_REDUCE_USER_SHARES_H_
+#define DAEMON_REDUCE_USER_SHARES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "daemon/base/tenant.h"
+
+namespace gradsync::daemon {
+
+// Counts in bytes that are read and written. A turn that takes longer than its bytes usually do,
+// for example because the sums are subnormal numbers, counts for more of them.
+//
+// Not thread-safe: its owner guards it with its own mutex. Allocates only when more users than ever
+// before want turns at a time.
+class UserShares {
+ public:
+  // A slow turn counts for at most this many times its bytes. So a thread that the kernel stops for
+  // a while does not cost its user many turns.
+  static constexpr std::uint64_t kMostTimes = 8;
+
+  struct User {
+    Tenant id;
+    std::uint64_t served = 0;       // only differences between users count
+    std::uint64_t flow_served = 0;  // HostReducer: of the flow whose turn began last
+    std::size_t wanted = 0;         // what waits for turns
+    std::size_t running = 0;        // turns
+  };
+
+  // Valid while the user wants turns or has some.
+  User* Of(const Tenant& id);
+  // The user wants turns for one thing more. It gets no credit for a time in which it wanted none.
+  void Want(User* user);
+  void Unwant(User* user) { --user->wanted; }
+  void Begin(User* user, std::uint64_t bytes);
+  // The turn took so long. Returns how much more than its bytes it counts for.
+  std::uint64_t End(User* user, std::uint64_t bytes, std::uint64_t ns);
+
+ private:
+  // Users that want turns, or have had more than the others.
+  std::vector<std::unique_ptr<User>> users_;
+  std::uint64_t served_ = 0;  // of the user whose turn began last
+};
+
+}  // namespace gradsync::daemon
+
+#endif  // DAEMON_REDUCE_USER_SHARES_H_
