@@ -1,13 +1,13 @@
 // A daemon that other nodes can reach: what it reports about that, which peers it accepts, and what
 // it never logs.
 
-#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/fault/peer_certificates.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
 
@@ -20,24 +20,6 @@ constexpr char kClearText[] = "gradients travel between nodes in clear text";
 bool Contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
-
-// A folder with a certificate authority and a certificate that all nodes share, of the name
-// "gradsyncd".
-class Certificates {
- public:
-  Certificates() {
-    const std::string command = "deploy/peer-keys " + folder_.File("keys") + " 2 >/dev/null";
-    EXPECT_EQ(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c)
-  }
-  std::vector<std::string> Flags() const {
-    return {"--peer_tls_certificate=" + folder_.File("keys/peer.crt"),
-            "--peer_tls_key=" + folder_.File("keys/peer.key"),
-            "--peer_tls_ca=" + folder_.File("keys/ca.crt"), "--peer_tls_name=gradsyncd"};
-  }
-
- private:
-  const TemporaryDirectory folder_;
-};
 
 TEST(PeerExposureTest, ReachablePortWithoutTlsIsAWarning) {
   const TestDaemon daemon({"--peer_listen=0.0.0.0:0", "--peer_plain_text=true"});
@@ -53,7 +35,7 @@ TEST(PeerExposureTest, ReachablePortWithoutTlsIsAWarning) {
 }
 
 TEST(PeerExposureTest, WithTlsNothingIsLeftToWarnOf) {
-  const Certificates certificates;
+  const PeerCertificates certificates;
   std::vector<std::string> flags = certificates.Flags();
   flags.emplace_back("--peer_listen=0.0.0.0:0");
   const TestDaemon daemon(flags);
@@ -62,7 +44,7 @@ TEST(PeerExposureTest, WithTlsNothingIsLeftToWarnOf) {
 }
 
 TEST(PeerExposureTest, StatusSaysWhetherGradientsAreEncrypted) {
-  const Certificates certificates;
+  const PeerCertificates certificates;
   for (const bool tls : {false, true}) {
     const std::vector<std::string> flags = tls ? certificates.Flags() : std::vector<std::string>();
     const TwoNodes nodes(flags, flags);
@@ -96,7 +78,7 @@ TEST(PeerExposureTest, CoordinatorOnEveryAddressFindsAReachableOne) {
 }
 
 TEST(PeerExposureTest, OnlyNodesWithTheSharedCertificateMeet) {
-  const Certificates certificates;
+  const PeerCertificates certificates;
   const TwoNodes nodes(certificates.Flags(), certificates.Flags());
   const auto trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=2 count=1000");
