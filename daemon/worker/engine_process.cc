@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "daemon/base/thread.h"
 #include "daemon/engine/lane_memory.h"
 #include "daemon/worker/engine_main.h"
+#include "daemon/worker/store_desk.h"
 #include "daemon/worker/worker_error.h"
 
 namespace gradsync::daemon {
@@ -78,9 +80,9 @@ EngineProcess::EngineProcess(const EngineOptions& options, EngineMemory memory,
                              const EngineTurns& turns, std::unique_ptr<SerialExecutor> errors)
     : options_(options),
       memory_(std::move(memory)),
-      chunk_bytes_(options.chunk_bytes),
       turns_(turns.gate, turns.user),
-      errors_(std::move(errors)) {}
+      errors_(std::move(errors)),
+      ledger_(options.chunk_bytes, memory_.lane_bytes()) {}
 
 absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(const EngineOptions& options,
                                                                       WorkerProcessOptions process,
@@ -190,67 +192,54 @@ void EngineProcess::OnEvent(const worker::EngineEvent& event) {
 absl::Status EngineProcess::ServeStore() {
   const Clock::time_point deadline =
       Clock::now() + absl::ToChronoNanoseconds(options_.connect_timeout + 2 * kStartLimit);
-  std::deque<std::string> wanted;
+  StoreDesk desk(options_.store);
   for (;;) {
     std::deque<worker::EngineEvent> events;
     {
       const MutexLock lock(&mutex_);
-      if (connecting_ && events_.empty() && wanted.empty()) {
+      if (connecting_ && events_.empty() && !desk.busy()) {
         changed_.WaitUntil(&mutex_, Clock::now() + absl::ToChronoNanoseconds(kLook));
       }
       if (!connecting_) return connected_;
       events.swap(events_);
     }
     for (const worker::EngineEvent& event : events) {
-      if (event.has_set()) {
-        absl::Status status = options_.store->Set(event.set().key(), event.set().value());
-        if (!status.ok()) return status;
-      } else {
-        wanted.push_back(event.get());
-      }
+      if (absl::Status status = desk.Take(event); !status.ok()) return status;
     }
-    if (wanted.size() > kMaxEvents) return Broken("asked for too much at once");
+    if (desk.full()) return Broken("asked for too much at once");
     if (absl::Status cancelled = options_.store->Cancelled(); !cancelled.ok()) return cancelled;
     if (Clock::now() > deadline) return Broken("neither connected nor failed in time");
-    if (wanted.empty()) continue;
-    auto value = options_.store->Get(wanted.front(), kLook);
-    if (value.ok()) {
-      worker::Call call;
-      call.mutable_engine_value()->set_key(wanted.front());
-      call.mutable_engine_value()->set_value(*std::move(value));
-      process_->Call(std::move(call), {}, [](const auto&) {});
-    } else if (absl::IsDeadlineExceeded(value.status())) {
-      wanted.push_back(wanted.front());
-    } else {
-      return value.status();
-    }
-    wanted.pop_front();
+    if (!desk.busy()) continue;
+    const absl::Status looked =
+        desk.Look(kLook, [this](const std::string& key, const std::string& value) {
+          worker::Call call;
+          call.mutable_engine_value()->set_key(key);
+          call.mutable_engine_value()->set_value(value);
+          process_->Call(std::move(call), {}, [](const auto&) {});
+        });
+    if (!looked.ok()) return looked;
   }
 }
 
 // ---- Exchanges
 
 void EngineProcess::Submit(Exchange* exchange) {
-  Pending pending;
-  pending.exchange = exchange;
-  pending.item_bytes = ItemSize(WorkType(exchange->dtype, exchange->op));
-  const std::size_t chunk_items = chunk_bytes_ / std::max<std::size_t>(pending.item_bytes, 1);
-  pending.gathers_left = (exchange->count + chunk_items - 1) / chunk_items;
-  pending.scatters_left = pending.gathers_left;
   worker::Call call;
   worker::EngineExchange* const message = call.mutable_engine_exchange();
   message->set_data_type(static_cast<std::uint32_t>(exchange->dtype));
   message->set_count(exchange->count);
   message->set_op(static_cast<std::uint32_t>(exchange->op));
   message->set_exact(exchange->exact);
-  SubmitCall(std::move(call), std::move(pending));
+  {
+    const MutexLock lock(&mutex_);
+    message->set_exchange(ledger_.Add(exchange));
+  }
+  SubmitCall(std::move(call));
 }
 
 void EngineProcess::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
                               std::function<void(const absl::Status&)> done) {
-  Pending pending;
-  pending.owned = std::make_unique<Exchange>();
-  Exchange* const exchange = pending.owned.get();
+  auto exchange = std::make_unique<Exchange>();
   exchange->count = bytes;
   exchange->gather = [data](std::size_t first, std::size_t count, std::byte* to) {
     std::memcpy(to, data + first, count);
@@ -259,24 +248,19 @@ void EngineProcess::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t 
     std::memcpy(data + first, from, count);
   };
   exchange->done = std::move(done);
-  pending.exchange = exchange;
-  pending.item_bytes = 1;
-  const std::size_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
-  (root_node == options_.node ? pending.gathers_left : pending.scatters_left) = chunks;
   worker::Call call;
-  call.mutable_engine_exchange()->set_count(bytes);
-  call.mutable_engine_exchange()->set_root_node(root_node);
-  SubmitCall(std::move(call), std::move(pending));
-}
-
-void EngineProcess::SubmitCall(worker::Call call, Pending pending) {
-  std::uint64_t id = 0;
+  worker::EngineExchange* const message = call.mutable_engine_exchange();
+  message->set_count(bytes);
+  message->set_root_node(root_node);
   {
     const MutexLock lock(&mutex_);
-    id = ++last_id_;
-    pending_[id] = std::move(pending);
+    message->set_exchange(ledger_.AddBroadcast(std::move(exchange), root_node == options_.node));
   }
-  call.mutable_engine_exchange()->set_exchange(id);
+  SubmitCall(std::move(call));
+}
+
+void EngineProcess::SubmitCall(worker::Call call) {
+  const std::uint64_t id = call.engine_exchange().exchange();
   process_->Call(std::move(call), {}, [this, id](const auto& reply) {
     if (reply.ok()) return Answered(id, absl::OkStatus());
     // This may be within Submit(), which must not call done().
@@ -284,37 +268,27 @@ void EngineProcess::SubmitCall(worker::Call call, Pending pending) {
   });
 }
 
-void EngineProcess::Answered(std::uint64_t id, const absl::Status& status) {
+void EngineProcess::Answered(std::uint64_t id, absl::Status status) {
   {
     const MutexLock lock(&mutex_);
-    const auto found = pending_.find(id);
-    if (found == pending_.end()) return;
-    Pending& pending = found->second;
-    pending.answered = true;
-    pending.status = status;
-    if (status.ok() && !IsWhole(pending)) {
-      pending.status = Broken("finished an exchange before its last chunk");
-      process_->Kill(pending.status);
+    if (!ledger_.Awaits(id)) return;
+    if (status.ok() && !ledger_.IsWhole(id)) {
+      status = Broken("finished an exchange before its last chunk");
+      process_->Kill(status);
     }
-    if (!pending.status.ok()) pending.status = FailureLocked(pending.status);
+    if (!status.ok()) status = FailureLocked(status);
+    ledger_.Answer(id, status);
   }
   FinishIfIdle(id);
 }
 
-bool EngineProcess::IsWhole(const Pending& pending) {
-  return pending.gathers_left == 0 && pending.scatters_left == 0 && pending.running == 0;
-}
-
 void EngineProcess::FinishIfIdle(std::uint64_t id) {
-  Pending finished;
+  std::optional<ChunkLedger::Finished> finished;
   {
     const MutexLock lock(&mutex_);
-    const auto found = pending_.find(id);
-    if (found == pending_.end() || !found->second.answered || found->second.running > 0) return;
-    finished = std::move(found->second);
-    pending_.erase(found);
+    finished = ledger_.TakeFinished(id);
   }
-  finished.exchange->done(finished.status);
+  if (finished.has_value()) finished->exchange->done(finished->status);
 }
 
 // ---- Chunks
@@ -333,52 +307,28 @@ void EngineProcess::ServeLane(std::size_t lane) {
 }
 
 bool EngineProcess::ServeChunk(std::size_t lane, const ChunkRequest& request) {
-  Exchange* exchange = nullptr;
-  std::uint64_t bytes = 0;
+  std::optional<ChunkLedger::Chunk> chunk;
   {
     const MutexLock lock(&mutex_);
-    Pending* const pending = BeginChunkLocked(request);
-    if (pending == nullptr) return false;
-    exchange = pending->exchange;
-    bytes = request.count * pending->item_bytes * (1 + exchange->buffers);
+    chunk = ledger_.Begin(request);
   }
+  if (!chunk.has_value()) return false;
   {
-    const TurnGate::Turn turn(&turns_, bytes);
+    const TurnGate::Turn turn(&turns_, chunk->traffic);
     std::byte* const sum = memory_.lane(lane) + request.offset;
     // Without a turn the process has ended: nobody reads the chunk, and the exchange fails.
     if (turn.given() && request.step == ChunkRequest::kGather) {
-      exchange->gather(request.first, request.count, sum);
+      chunk->exchange->gather(request.first, request.count, sum);
     } else if (turn.given()) {
-      exchange->scatter(request.first, request.count, sum);
+      chunk->exchange->scatter(request.first, request.count, sum);
     }
   }
   {
     const MutexLock lock(&mutex_);
-    --pending_.find(request.exchange)->second.running;
+    ledger_.End(request.exchange);
   }
   FinishIfIdle(request.exchange);
   return true;
-}
-
-EngineProcess::Pending* EngineProcess::BeginChunkLocked(const ChunkRequest& request) {
-  const auto found = pending_.find(request.exchange);
-  if (found == pending_.end() || found->second.answered) return nullptr;
-  Pending& pending = found->second;
-  const std::size_t total = pending.exchange->count;
-  const std::size_t items = chunk_bytes_ / std::max<std::size_t>(pending.item_bytes, 1);
-  if (request.count == 0 || request.count > items || request.first % kShardItems != 0 ||
-      request.first > total || request.count > total - request.first ||
-      request.offset % kSlotAlignment != 0 || request.offset > memory_.lane_bytes() ||
-      request.count * pending.item_bytes > memory_.lane_bytes() - request.offset ||
-      (request.step != ChunkRequest::kGather && request.step != ChunkRequest::kScatter)) {
-    return nullptr;
-  }
-  std::size_t& left =
-      request.step == ChunkRequest::kGather ? pending.gathers_left : pending.scatters_left;
-  if (left == 0) return nullptr;
-  --left;
-  ++pending.running;
-  return &pending;
 }
 
 // ---- Failures

@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -27,6 +26,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_options.h"
 #include "daemon/reduce/turn_gate.h"
+#include "daemon/worker/chunk_ledger.h"
 #include "daemon/worker/engine_memory.h"
 #include "daemon/worker/lane_socket.h"
 #include "daemon/worker/worker_process.h"
@@ -71,21 +71,8 @@ class EngineProcess final : public Engine {
 
  private:
   static constexpr absl::Duration kStartLimit = absl::Seconds(20);
-  // The most events, and the most unanswered keys, that are kept while the nodes connect.
+  // The most events that are kept while the nodes connect.
   static constexpr std::size_t kMaxEvents = 1024;
-
-  // An exchange that has not finished.
-  struct Pending {
-    Exchange* exchange = nullptr;
-    std::unique_ptr<Exchange> owned;  // a broadcast's
-    std::size_t item_bytes = 0;       // of the work type
-    // Chunks that the process has still to ask for, once each.
-    std::size_t gathers_left = 0;
-    std::size_t scatters_left = 0;
-    int running = 0;  // callbacks
-    bool answered = false;
-    absl::Status status;
-  };
 
   EngineProcess(const EngineOptions& options, EngineMemory memory, const EngineTurns& turns,
                 std::unique_ptr<SerialExecutor> errors);
@@ -100,14 +87,10 @@ class EngineProcess final : public Engine {
   void ServeLane(std::size_t lane);
   // False: the request breaks the protocol.
   bool ServeChunk(std::size_t lane, const ChunkRequest& request);
-  // Null: malformed. Counts the chunk and the callback.
-  Pending* BeginChunkLocked(const ChunkRequest& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  void SubmitCall(worker::Call call, Pending pending);
-  void Answered(std::uint64_t id, const absl::Status& status);
+  void SubmitCall(worker::Call call);
+  void Answered(std::uint64_t id, absl::Status status);
   // Calls done() if the exchange is answered and no callback runs.
   void FinishIfIdle(std::uint64_t id);
-  static bool IsWhole(const Pending& pending);
   // The engine's first error, which is `why` if there was none.
   absl::Status FailureLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The engine has failed by itself.
@@ -116,7 +99,6 @@ class EngineProcess final : public Engine {
 
   const EngineOptions options_;
   const EngineMemory memory_;
-  const std::size_t chunk_bytes_;
   TurnGate::Client turns_;                  // closed once the process has ended
   std::unique_ptr<SerialExecutor> errors_;  // calls done() where Submit() must not
 
@@ -125,8 +107,7 @@ class EngineProcess final : public Engine {
   std::deque<worker::EngineEvent> events_ ABSL_GUARDED_BY(mutex_);  // until it has connected
   bool connecting_ ABSL_GUARDED_BY(mutex_) = true;
   absl::Status connected_ ABSL_GUARDED_BY(mutex_);  // once it is not connecting_
-  std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);
+  ChunkLedger ledger_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool said_ ABSL_GUARDED_BY(mutex_) = false;  // `failed` was called, or Abort()
 
