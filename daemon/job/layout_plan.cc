@@ -149,7 +149,7 @@ constexpr std::uint64_t kAllocationBytes = 16;
 
 }  // namespace
 
-std::uint64_t BytesOf(const std::vector<Parameter>& parameters) {
+std::uint64_t BytesOf(absl::Span<const Parameter> parameters) {
   std::uint64_t bytes = 0;
   for (const Parameter& parameter : parameters) {
     bytes += sizeof(Parameter) + 2 * kAllocationBytes + parameter.name.size() +

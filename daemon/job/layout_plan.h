@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "proto/gradsync/data_type.h"
 #include "proto/gradsync/reduce_op.h"
 
@@ -45,7 +46,7 @@ struct LayoutSpec {
 };
 
 // The memory of a spec's items.
-std::uint64_t BytesOf(const std::vector<Parameter>& parameters);
+std::uint64_t BytesOf(absl::Span<const Parameter> parameters);
 std::uint64_t BytesOf(const LayoutSpec& spec);
 
 struct PlannedBucket {

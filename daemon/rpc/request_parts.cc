@@ -3,14 +3,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 
 absl::Status RequestParts::ChargeLayout() {
-  const std::uint64_t bytes = BytesOf(items_.parameters) +
-                              items_.buckets.size() * sizeof(items_.buckets.front()) +
-                              message_bytes_;
+  const std::uint64_t bytes = item_bytes_ + message_bytes_;
   if (layout_charge_ != nullptr) return layout_charge_->Resize(bytes);
   auto charge = account_.Reserve(bytes);
   if (!charge.ok()) return charge.status();
@@ -21,16 +20,23 @@ absl::Status RequestParts::ChargeLayout() {
 void RequestParts::AddLayoutPart(const v1::SessionRequest& request, const DecodeLimits& limits,
                                  bool forward) {
   if (!wrong_.ok()) return;
+  const std::size_t parameters = items_.parameters.size();
+  const std::size_t buckets = items_.buckets.size();
   wrong_ = DecodeLayoutItems(request.layout_part(), limits, &items_);
   if (wrong_.ok() && forward) {
     messages_.push_back(std::make_shared<const v1::SessionRequest>(request));
     message_bytes_ += request.SpaceUsedLong();
   }
-  if (wrong_.ok()) wrong_ = ChargeLayout();
+  if (wrong_.ok()) {
+    // Adds the new items alone: there may be as many parts as parameters.
+    item_bytes_ += BytesOf(absl::MakeConstSpan(items_.parameters).subspan(parameters)) +
+                   (items_.buckets.size() - buckets) * sizeof(items_.buckets.front());
+    wrong_ = ChargeLayout();
+  }
   if (wrong_.ok()) return;
   items_ = LayoutItems{};
   messages_ = {};
-  message_bytes_ = 0;
+  item_bytes_ = message_bytes_ = 0;
   layout_charge_ = nullptr;
 }
 
@@ -42,6 +48,7 @@ absl::StatusOr<LayoutRequest> RequestParts::TakeLayout(const v1::SessionRequest&
   auto messages = std::exchange(messages_, {});
   auto charge = std::exchange(layout_charge_, nullptr);
   std::uint64_t bytes = std::exchange(message_bytes_, 0);
+  item_bytes_ = 0;
   if (!wrong.ok()) return wrong;
   auto layout = DecodeLayout(request.register_layout(), std::move(items), limits, now_ns);
   if (!layout.ok()) return layout;

@@ -54,6 +54,7 @@ class RequestParts {
 
   LayoutItems items_;
   std::shared_ptr<ArenaQuota::Reservation> layout_charge_;  // null: nothing has come
+  std::uint64_t item_bytes_ = 0;                            // of items_
   std::uint64_t message_bytes_ = 0;                         // of messages_, parsed
   absl::Status wrong_;                                      // the first error of a layout's parts
   std::vector<std::shared_ptr<const v1::SessionRequest>> messages_;  // if they are forwarded

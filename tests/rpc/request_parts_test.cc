@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "daemon/base/error.h"
 #include "gtest/gtest.h"
 
@@ -166,6 +167,34 @@ TEST(ChargedPartsTest, LayoutIsChargedUntilItIsTaken) {
     EXPECT_GT(quota.bytes_of(Tenant(7)), 1000u);
   }
   EXPECT_EQ(quota.bytes_of(Tenant(7)), 0u);
+}
+
+TEST(ChargedPartsTest, ManyPartsAreChargedForTheirItemsOnce) {
+  ArenaQuota quota(20'000, "quota_control_bytes_per_user", "memory");
+  RequestParts parts({&quota, Tenant(7)});
+  std::vector<Parameter> parameters;
+  for (int i = 0; i < 50; ++i) {
+    const std::string name = "p" + std::to_string(i);
+    parts.AddLayoutPart(Part({name}), {}, /*forward=*/false);
+    parameters.push_back({name, {2}, DataType::kFloat32});
+    ASSERT_EQ(quota.bytes_of(Tenant(7)), BytesOf(parameters)) << name;
+  }
+  v1::SessionRequest buckets;
+  for (int i = 0; i < 3; ++i) {
+    buckets.mutable_layout_part()->add_explicit_buckets()->set_dtype(v1::DATA_TYPE_INT32);
+  }
+  parts.AddLayoutPart(buckets, {}, /*forward=*/false);
+  EXPECT_EQ(quota.bytes_of(Tenant(7)),
+            BytesOf(parameters) + 3 * sizeof(LayoutItems().buckets.front()));
+  // A wrong part drops them. What comes after the layout is counted from 0.
+  parts.AddLayoutPart(Part({""}), {}, /*forward=*/false);
+  EXPECT_EQ(quota.bytes_of(Tenant(7)), 0u);
+  EXPECT_FALSE(parts.TakeLayout(Last({"c"}), {}, /*forward=*/false, kNowNs).ok());
+  parts.AddLayoutPart(Part({"p0"}), {}, /*forward=*/false);
+  EXPECT_EQ(quota.bytes_of(Tenant(7)), BytesOf(absl::MakeConstSpan(parameters).first(1)));
+  ASSERT_TRUE(parts.TakeLayout(Last({"c"}), {}, /*forward=*/false, kNowNs).ok());
+  parts.AddLayoutPart(Part({"p0"}), {}, /*forward=*/false);
+  EXPECT_EQ(quota.bytes_of(Tenant(7)), BytesOf(absl::MakeConstSpan(parameters).first(1)));
 }
 
 TEST(ChargedPartsTest, TooMuchIsTheLayoutsError) {
