@@ -19,6 +19,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/tenant.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/engine/peer_tls_keys.h"
@@ -51,8 +52,9 @@ struct NodeGroupEnvironment {
   std::string address;  // where this node's engines listen; empty: the address the others reach
   EngineSettings engine;
   EngineMaker make_engine;
-  bool encrypted = false;      // the engines' connections have TLS; for status
-  Executor* reaper = nullptr;  // aborts and destroys engines, each on a thread of its own
+  bool encrypted = false;            // the engines' connections have TLS; for status
+  Executor* reaper = nullptr;        // aborts and destroys engines, each on a thread of its own
+  UserExecutor* executor = nullptr;  // launches what one message leaves; until Shutdown()
   const Clock* clock = nullptr;
   ArenaQuota* memory = nullptr;  // is charged for what the daemon keeps; null: nothing is
 };

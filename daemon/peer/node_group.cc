@@ -16,6 +16,11 @@ namespace {
 // How long the end of a lost node's stream may take to arrive.
 constexpr std::uint64_t kStreamEndPatienceNs = 500'000'000;
 
+// What a message or a turn may cost: about a quarter of a millisecond. A launch counts as much as
+// kLaunchCost ranks.
+constexpr std::size_t kPieceCost = 4096;
+constexpr std::size_t kLaunchCost = 64;
+
 // Why a job whose engine has failed ends.
 absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
   const ErrorDetails details = DetailsOf(why);
@@ -28,6 +33,8 @@ absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
                    ". Its running steps are void. Join again from every rank."),
       {{field::kJob, job_id}, {field::kNode, details.Value(field::kNode)}});
 }
+
+absl::Status NodeIsBeingLost() { return absl::CancelledError("a node of the job is being lost"); }
 
 // The nodes of these ranks, in the order of their first rank.
 NodeLinks LinksOf(const LinkedRanks& ranks) {
@@ -47,7 +54,12 @@ class NodeGroup::JobReducer final : public Reducer {
  public:
   JobReducer(std::shared_ptr<NodeGroup> node_group, Job* job)
       : node_group_(std::move(node_group)), job_(job) {}
-  void Reduce(ReduceOperation* operation) override { node_group_->Launch(job_, operation); }
+  void Reduce(ReduceOperation* operation) override {
+    ReduceAll(absl::MakeConstSpan(&operation, 1));
+  }
+  void ReduceAll(absl::Span<ReduceOperation* const> operations) override {
+    node_group_->Launch(job_, operations);
+  }
 
  private:
   const std::shared_ptr<NodeGroup> node_group_;
@@ -70,37 +82,78 @@ void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
 
 // ---- Launches
 
-void NodeGroup::Launch(Job* job, ReduceOperation* operation) {
+void NodeGroup::Launch(Job* job, absl::Span<ReduceOperation* const> operations) {
   {
     MutexLock lock(&mutex_);
-    waiting_.push_back({job->shared_from_this(), operation, {}});
+    Launches& launches = waiting_.emplace_back();
+    launches.job = job->shared_from_this();
+    launches.operations.assign(operations.begin(), operations.end());
   }
   Advance();
 }
 
 void NodeGroup::Advance() {
-  for (;;) {
-    Actions actions;
-    Waiting next;
-    {
-      MutexLock lock(&mutex_);
-      CloseDetachingLocked(&actions);
-      if (detaching_.empty() && !waiting_.empty()) {
-        next = std::move(waiting_.front());
-        waiting_.pop_front();
-      }
-    }
-    const bool launches = next.operation != nullptr;
-    if (launches && next.job->HasEnded()) {
-      next.failure = absl::CancelledError("the job has ended");
-      actions.refused.push_back(std::move(next));
-    } else if (launches) {
-      MutexLock lock(&mutex_);
-      LaunchLocked(next, &actions);
-    }
-    Run(std::move(actions));
-    if (!launches) return;
+  Actions actions;
+  Piece piece;
+  {
+    MutexLock lock(&mutex_);
+    CloseDetachingLocked(&actions);
+    if (detaching_.empty() && !has_turn_) piece = TakePieceLocked();
   }
+  if (piece.empty()) return Run(std::move(actions));
+  for (Launches& launches : piece) launches.ended = launches.job->HasEnded();
+  bool more = false;
+  Tenant user;
+  {
+    MutexLock lock(&mutex_);
+    if (detaching_.empty()) {
+      for (const Launches& launches : piece) LaunchLocked(launches, &actions);
+    } else {
+      waiting_.insert(waiting_.begin(), std::make_move_iterator(piece.begin()),
+                      std::make_move_iterator(piece.end()));
+    }
+    more = detaching_.empty() && !waiting_.empty() && !has_turn_ && !shut_down_;
+    if (more) {
+      has_turn_ = true;
+      user = waiting_.front().job->identity().payer();
+    }
+  }
+  Run(std::move(actions));
+  if (more) environment_.executor->Run(user, [self = shared_from_this()] { self->TakeTurn(); });
+}
+
+void NodeGroup::TakeTurn() {
+  {
+    MutexLock lock(&mutex_);
+    has_turn_ = false;
+  }
+  Advance();
+}
+
+NodeGroup::Piece NodeGroup::TakePieceLocked() {
+  Piece piece;
+  std::size_t cost = 0;
+  while (!waiting_.empty()) {
+    Launches& first = waiting_.front();
+    auto end = first.operations.begin();
+    // After Shutdown() all of them are refused, which costs little.
+    while (end != first.operations.end() && (cost < kPieceCost || shut_down_)) {
+      cost += kLaunchCost + (*end)->ranks.size();
+      ++end;
+    }
+    if (end != first.operations.end()) {
+      if (end != first.operations.begin()) {
+        Launches& part = piece.emplace_back();
+        part.job = first.job;
+        part.operations.assign(first.operations.begin(), end);
+        first.operations.erase(first.operations.begin(), end);
+      }
+      return piece;
+    }
+    piece.push_back(std::move(first));
+    waiting_.pop_front();
+  }
+  return piece;
 }
 
 void NodeGroup::Run(Actions actions) {
@@ -117,47 +170,62 @@ void NodeGroup::Run(Actions actions) {
   }
   for (const auto& link : actions.flush) link->Flush();
   for (const auto& link : actions.close) link->Close(absl::OkStatus());
-  for (const Waiting& launch : actions.refused) {
+  for (const Refused& refused : actions.refused) {
     const std::uint64_t now_ns = environment_.clock->NowNs();
-    LaunchRecord refused;
-    refused.operation = launch.operation;
-    refused.failure = launch.failure;
-    refused.times = {now_ns, now_ns};
-    Finish(refused);
+    LaunchRecord launch;
+    launch.operation = refused.operation;
+    launch.failure = refused.why;
+    launch.times = {now_ns, now_ns};
+    Finish(launch);
   }
   for (const LaunchRecord& launch : actions.finished) Finish(launch);
 }
 
-void NodeGroup::LaunchLocked(const Waiting& launch, Actions* actions) {
-  if (!detaching_.empty()) {
-    waiting_.push_front(launch);
-    return;
+void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
+  const auto found = jobs_.find(launches.job.get());
+  const Entry unknown;
+  const Entry& entry = found == jobs_.end() ? unknown : found->second;
+  std::shared_ptr<EngineEpoch> epoch;  // nearly always one for all of them
+  EngineEpoch::LaunchDone done;
+  const ReduceOperation* whole = nullptr;  // the last one whose ranks are all there
+  for (ReduceOperation* const operation : launches.operations) {
+    absl::Status why = WhyRefused(launches, entry);
+    const bool like_before = whole != nullptr && whole->ranks == operation->ranks;
+    if (why.ok() && !like_before && !EngineEpoch::HasEveryRank(*operation, entry.ranks)) {
+      // Its node is being lost, and the job with it.
+      why = NodeIsBeingLost();
+    } else if (why.ok() && (epoch == nullptr || !epoch->failure().ok())) {
+      epoch = EpochForLocked(LinksOf(entry.ranks), launches.job->identity().payer(), actions);
+      if (epoch == nullptr) {
+        why = NodeIsBeingLost();
+      } else {
+        done = DoneOf(epoch->epoch());
+        actions->flush.insert(actions->flush.end(), epoch->links().begin(), epoch->links().end());
+      }
+    }
+    if (!why.ok()) {
+      actions->refused.push_back({launches.job, operation, std::move(why)});
+      continue;
+    }
+    whole = operation;
+    std::uint64_t number = 0;
+    const absl::Status submitted =
+        epoch->Launch(operation, launches.job, entry.ranks, done, &number);
+    if (!submitted.ok()) AnswerLocked(epoch, nullptr, number, {submitted, {}, false, {}}, actions);
   }
-  const auto found = jobs_.find(launch.job.get());
-  const Entry entry = found == jobs_.end() ? Entry{launch.job, {}, {}} : found->second;
-  std::shared_ptr<EngineEpoch> epoch;
-  // A rank is missing while its node is being lost, and the job with it.
-  if (entry.failure.ok() && EngineEpoch::HasEveryRank(*launch.operation, entry.ranks)) {
-    epoch = EpochForLocked(LinksOf(entry.ranks), launch.job->identity().payer(), actions);
-  }
-  if (epoch == nullptr) {
-    Waiting refused = launch;
-    // The job may hear of it before it is ended.
-    refused.failure = entry.failure.ok() ? absl::CancelledError("a node of the job is being lost")
-                                         : EngineFailure(key_.job_id, entry.failure);
-    actions->refused.push_back(std::move(refused));
-    return;
-  }
-  const auto done = [self = shared_from_this(), id = epoch->epoch()](
-                        std::uint64_t number, const absl::Status& status,
-                        const std::optional<GradientStats>& stats) {
-    (void)self->Answered(id, nullptr, number, {status, stats, false, {}});
+}
+
+absl::Status NodeGroup::WhyRefused(const Launches& launches, const Entry& entry) const {
+  if (launches.ended) return absl::CancelledError("the job has ended");
+  // The job may hear of it before it is ended.
+  return entry.failure.ok() ? absl::OkStatus() : EngineFailure(key_.job_id, entry.failure);
+}
+
+EngineEpoch::LaunchDone NodeGroup::DoneOf(std::uint64_t epoch) {
+  return [self = shared_from_this(), epoch](std::uint64_t number, const absl::Status& status,
+                                            const std::optional<GradientStats>& stats) {
+    (void)self->Answered(epoch, nullptr, number, {status, stats, false, {}});
   };
-  std::uint64_t number = 0;
-  const absl::Status submitted =
-      epoch->Launch(launch.operation, launch.job, entry.ranks, done, &number);
-  actions->flush.insert(actions->flush.end(), epoch->links().begin(), epoch->links().end());
-  if (!submitted.ok()) AnswerLocked(epoch, nullptr, number, {submitted, {}, false, {}}, actions);
 }
 
 absl::Status NodeGroup::LaunchDone(NodeLink* link, const v1::LaunchDone& message) {
@@ -372,6 +440,7 @@ void NodeGroup::Shutdown() {
   Actions actions;
   {
     MutexLock lock(&mutex_);
+    shut_down_ = true;
     epochs_.Close(&actions.flush);
   }
   Run(std::move(actions));

@@ -4,6 +4,9 @@
 // A job launches a bucket only when every rank of every node has marked it ready. Every node gets
 // every launch. So no launch waits for a straggler, and a lost trainer leaves no launch half done.
 // The engine outlives the job's generations, as long as the nodes stay the same.
+//
+// A message may make thousands of buckets ready. Its thread launches a piece of them, and the
+// executor the others, one piece in each turn of the user.
 
 #ifndef DAEMON_PEER_NODE_GROUP_H_
 #define DAEMON_PEER_NODE_GROUP_H_
@@ -15,8 +18,10 @@
 #include <set>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/job/job.h"
@@ -83,10 +88,17 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
     LinkedRanks ranks;
     absl::Status failure;  // of its engine: the job is about to be ended
   };
-  struct Waiting {
+  // What one call has asked for, or a part of it.
+  struct Launches {
     std::shared_ptr<Job> job;
-    ReduceOperation* operation = nullptr;  // null: none
-    absl::Status failure;                  // of one that is refused
+    absl::InlinedVector<ReduceOperation*, 8> operations;
+    bool ended = false;  // the job has
+  };
+  using Piece = absl::InlinedVector<Launches, 1>;
+  struct Refused {
+    std::shared_ptr<Job> job;
+    ReduceOperation* operation = nullptr;
+    absl::Status why;
   };
   struct FailedEpoch {
     std::shared_ptr<EngineEpoch> epoch;
@@ -97,18 +109,27 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
     std::vector<FailedEpoch> failed;
     NodeLinks flush;
     NodeLinks close;
-    std::vector<Waiting> refused;
+    std::vector<Refused> refused;
     std::vector<LaunchRecord> finished;
   };
 
-  void Launch(Job* job, ReduceOperation* operation);
-  // Does everything that can be done now: closes the nodes that want to leave, and launches what
-  // waits.
+  void Launch(Job* job, absl::Span<ReduceOperation* const> operations);
+  // Does what can be done now: closes the nodes that want to leave, and launches a piece of what
+  // waits. Leaves the rest to the executor.
   void Advance() ABSL_LOCKS_EXCLUDED(mutex_);
+  // A turn of the executor.
+  void TakeTurn() ABSL_LOCKS_EXCLUDED(mutex_);
   void Run(Actions actions) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void CloseDetachingLocked(Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void LaunchLocked(const Waiting& launch, Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes as many launches from those that wait as one message or turn may cost.
+  Piece TakePieceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LaunchLocked(const Launches& launches, Actions* actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // OK if its operations are launched.
+  absl::Status WhyRefused(const Launches& launches, const Entry& entry) const;
+  // What is called when this node has finished a launch of the epoch.
+  EngineEpoch::LaunchDone DoneOf(std::uint64_t epoch);
   // As EpochTable::EpochFor().
   std::shared_ptr<EngineEpoch> EpochForLocked(const NodeLinks& links, const Tenant& user,
                                               Actions* actions)
@@ -137,7 +158,11 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   EpochTable epochs_ ABSL_GUARDED_BY(mutex_);
   NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // launches, while a node is detaching
+  // They wait for their turn, or until a node has detached.
+  std::deque<Launches> waiting_ ABSL_GUARDED_BY(mutex_);
+  // The executor has a turn for them: nobody else takes any.
+  bool has_turn_ ABSL_GUARDED_BY(mutex_) = false;
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradsync::daemon

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/base/fair_executor.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/ticker.h"
 #include "daemon/engine/engine_settings.h"
@@ -30,6 +31,8 @@ namespace {
 // starts again has the engine that ends, too.
 constexpr std::size_t kEnginesPerJob = 4;
 constexpr auto kTick = std::chrono::milliseconds(100);
+// With two threads, one user's long work leaves one for the others.
+constexpr int kTurnThreads = 2;
 
 std::string RandomInstance() {
   std::string instance(kInstanceBytes, '\0');
@@ -131,6 +134,7 @@ class PeerService::Impl {
     environment.make_engine = make_engine_;
     environment.encrypted = !options_.tls_certificate.empty();
     environment.reaper = reaper_.get();
+    environment.executor = turn_threads_.get();
     environment.clock = environment_.clock;
     environment.memory = environment_.memory;
     return environment;
@@ -227,6 +231,7 @@ class PeerService::Impl {
   std::vector<std::string> warnings_;
   std::vector<std::string> notices_;
 
+  const std::unique_ptr<FairExecutor> turn_threads_ = std::make_unique<FairExecutor>(kTurnThreads);
   EngineQuota engines_;
   AddressJobs address_jobs_;
   // Destroying an engine that is connecting can take 10 s. Other jobs do not wait for it.

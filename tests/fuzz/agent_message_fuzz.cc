@@ -107,6 +107,7 @@ class World {
     environment.address = "127.0.0.1";
     environment.make_engine = engines_.Maker();
     environment.reaper = &reaper_;
+    environment.executor = &executor_;
     environment.clock = &clock_;
     return environment;
   }

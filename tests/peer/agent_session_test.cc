@@ -63,6 +63,7 @@ class AgentSessionTest : public testing::Test {
   NodeGroupEnvironment Groups() {
     NodeGroupEnvironment environment;
     environment.node_name = "alpha";
+    environment.executor = &executor_;
     environment.clock = &clock_;
     return environment;
   }

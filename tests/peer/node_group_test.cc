@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/event.h"
 #include "tests/job/job_fixture.h"
+#include "tests/job/manual_executor.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -30,7 +31,10 @@ class RecordingLink final : public NodeLink {
     const std::lock_guard<std::mutex> lock(mutex_);
     messages_.push_back(std::move(message));
   }
-  void Flush() override {}
+  void Flush() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++flushes_;
+  }
   void Close(const absl::Status& status) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     EXPECT_TRUE(status.ok()) << status;
@@ -55,6 +59,10 @@ class RecordingLink final : public NodeLink {
     const std::lock_guard<std::mutex> lock(mutex_);
     return closed_;
   }
+  int flushes() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return flushes_;
+  }
 
  private:
   const std::string name_;
@@ -63,6 +71,7 @@ class RecordingLink final : public NodeLink {
   std::mutex mutex_;
   std::vector<v1::AttachResponse> messages_;
   bool closed_ = false;
+  int flushes_ = 0;
 };
 
 // What a test sees of an engine. It stays valid after the engine has been destroyed.
@@ -158,6 +167,7 @@ class NodeGroupTest : public JobFixture {
     for (const auto& link : {beta_, gamma_}) {
       node_group_->Lost(link.get(), absl::UnavailableError("its stream has ended"));
     }
+    turns_.RunAll();
     reaper_.reset();
   }
 
@@ -167,6 +177,7 @@ class NodeGroupTest : public JobFixture {
     environment.address = "127.0.0.1";
     environment.make_engine = std::move(maker);
     environment.reaper = reaper_.get();
+    environment.executor = &turns_;
     environment.clock = &clock_;
     auto node_group = std::make_shared<NodeGroup>(JobKey{1000, "run-7", ""}, environment);
     node_group->AddRank(job_, 1, beta_, Incarnation(1));
@@ -174,10 +185,10 @@ class NodeGroupTest : public JobFixture {
     return node_group;
   }
 
-  // Agrees on a layout of one bucket. Returns its channel.
-  std::uint32_t AgreeOn(const std::string& name) {
+  // Agrees on a layout. Returns its channel.
+  std::uint32_t AgreeOn(const std::string& name, std::size_t buckets = 1) {
     std::uint32_t channel = 0;
-    for (const std::uint32_t rank : {0, 1, 2}) channel = Register(rank, Spec(1, name));
+    for (const std::uint32_t rank : {0, 1, 2}) channel = Register(rank, Spec(buckets, name));
     EXPECT_TRUE(Map(0, channel).ok());
     for (const std::uint32_t rank : {1, 2}) {
       EXPECT_TRUE(job_->ArenaMapped(Of(rank), channel, RankMemory{}).ok());
@@ -191,6 +202,24 @@ class NodeGroupTest : public JobFixture {
     for (const std::uint32_t rank : {0, 1}) {
       ASSERT_TRUE(job_->MarkReady(Of(rank), channel, step, {0}).ok());
     }
+  }
+
+  // Every rank ends a step of many buckets, with one message each.
+  void EndStepOfMany() {
+    many_ = AgreeOn("many", kMany);
+    for (const std::uint32_t rank : {0, 1, 2}) {
+      ASSERT_TRUE(job_->FinishStep(Of(rank), many_, 1, "").ok());
+    }
+  }
+  // How many launches the link has got, all of EndStepOfMany(). They are in order.
+  std::size_t LaunchedOfMany(RecordingLink* link) {
+    const auto launches = link->Of(v1::AttachResponse::kLaunch);
+    for (std::size_t i = 0; i < launches.size(); ++i) {
+      EXPECT_EQ(launches[i].launch().channel(), many_);
+      EXPECT_EQ(launches[i].launch().bucket(), i);
+      EXPECT_EQ(launches[i].launch().sequence(), i + 1);
+    }
+    return launches.size();
   }
 
   // Gamma, whose rank has left, detaches while a bucket is in flight. Then a bucket of `other` is
@@ -217,12 +246,15 @@ class NodeGroupTest : public JobFixture {
                      "node gamma: not a word for 8s", {{field::kNode, "gamma"}});
   }
 
+  ManualExecutor turns_;
   std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>(8);
   EngineMakers engines_;
   std::shared_ptr<RecordingLink> beta_ = std::make_shared<RecordingLink>("beta");
   std::shared_ptr<RecordingLink> gamma_ = std::make_shared<RecordingLink>("gamma");
   std::shared_ptr<NodeGroup> node_group_;
   std::uint32_t channel_ = 0;
+  static constexpr std::size_t kMany = 200;
+  std::uint32_t many_ = 0;
 };
 
 TEST_F(NodeGroupTest, FailureOfAnIdleEngineEndsTheJobAfterAMoment) {
@@ -315,6 +347,85 @@ TEST_F(NodeGroupTest, DetachOfAnIdleNodeClosesItAtOnce) {
   EXPECT_EQ(gamma_->Of(v1::AttachResponse::kEngineEnd).size(), 1u);
   EXPECT_TRUE(gamma_->Closed());
   EXPECT_FALSE(job_->HasEnded());
+}
+
+TEST_F(NodeGroupTest, AMessageLaunchesAPieceAndTheExecutorTheRest) {
+  EndStepOfMany();
+  std::size_t launched = LaunchedOfMany(beta_.get());
+  EXPECT_GT(launched, 1u);
+  EXPECT_LT(launched, kMany / 2) << "other users wait for the thread that handles the message";
+  // Another message leaves the rest to the turn, too.
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  EXPECT_EQ(LaunchedOfMany(beta_.get()), launched);
+  while (turns_.pending() > 0) {
+    turns_.RunNext();
+    const std::size_t now = LaunchedOfMany(beta_.get());
+    EXPECT_LT(now - launched, kMany / 2) << "in one turn";
+    launched = now;
+  }
+  EXPECT_EQ(LaunchedOfMany(beta_.get()), kMany);
+  EXPECT_EQ(LaunchedOfMany(gamma_.get()), kMany);
+}
+
+TEST_F(NodeGroupTest, LaunchesOfOnePieceAreSentTogether) {
+  const int before = beta_->flushes();
+  EndStepOfMany();
+  EXPECT_GT(LaunchedOfMany(beta_.get()), 1u);
+  EXPECT_EQ(beta_->flushes(), before + 1);
+}
+
+TEST_F(NodeGroupTest, ADetachComesBetweenTheTurnsOfAStep) {
+  const std::uint32_t many = AgreeOn("many", kMany);
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
+  for (const std::uint32_t rank : {0, 1}) {
+    ASSERT_TRUE(job_->FinishStep(Of(rank), many, 1, "").ok());
+  }
+  const std::size_t launched = beta_->Of(v1::AttachResponse::kLaunch).size();
+  ASSERT_LT(launched, kMany);
+  node_group_->Detach(gamma_);
+  turns_.RunAll();
+  EXPECT_EQ(beta_->Of(v1::AttachResponse::kLaunch).size(), launched) << "gamma is leaving";
+  const auto engine = engines_.Await(0);
+  ASSERT_TRUE(engine->submitted.Wait().has_value());
+  const auto finish = [&](std::size_t launches) {
+    std::size_t finished = 0;
+    while (finished < launches) {
+      for (Exchange* exchange : engine->Take()) {
+        exchange->done(absl::OkStatus());
+        ++finished;
+      }
+    }
+  };
+  finish(launched);
+  for (std::size_t sequence = 1; sequence <= launched; ++sequence) {
+    for (const auto& link : {beta_, gamma_}) {
+      ASSERT_TRUE(LaunchDone(link.get(), 1, sequence).ok());
+    }
+  }
+  EXPECT_TRUE(gamma_->Closed());
+  turns_.RunAll();
+  EXPECT_EQ(beta_->Of(v1::AttachResponse::kLaunch).size(), kMany);
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kLaunch).size(), launched);
+  EXPECT_FALSE(job_->HasEnded());
+}
+
+TEST_F(NodeGroupTest, ALossFailsTheLaunchesThatWaitForTheirTurn) {
+  EndStepOfMany();
+  ASSERT_LT(LaunchedOfMany(beta_.get()), kMany);
+  node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  turns_.RunAll();
+  EXPECT_LT(LaunchedOfMany(beta_.get()), kMany);
+  EXPECT_TRUE(job_->HasEnded());
+}
+
+TEST_F(NodeGroupTest, AGroupThatIsShutDownNeedsNoTurn) {
+  const std::uint32_t many = AgreeOn("many", kMany);
+  node_group_->Shutdown();
+  for (const std::uint32_t rank : {0, 1, 2}) {
+    ASSERT_TRUE(job_->FinishStep(Of(rank), many, 1, "").ok());
+  }
+  EXPECT_EQ(turns_.pending(), 0u);
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "a node of the job is being lost"));
 }
 
 TEST_F(NodeGroupTest, LaunchDuringADetachWaitsForTheNextEngine) {
