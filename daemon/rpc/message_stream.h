@@ -4,8 +4,10 @@
 #ifndef DAEMON_RPC_MESSAGE_STREAM_H_
 #define DAEMON_RPC_MESSAGE_STREAM_H_
 
+#include <atomic>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,9 +29,9 @@ struct UnreadLimits {
 // `In` and `Out` are the messages of the wire. The queue holds an `Item` for each message; the
 // thread that sends it converts it into an `Out`.
 //
-// Thread-safe. gRPC completes one read and one write at a time. Queue() and QueueEnd() call nobody
-// but BytesOf(), Grant() and Drained(), so callers may hold locks; Flush() calls gRPC, so callers
-// must not.
+// Thread-safe. gRPC completes one read and one write at a time. A message is handled before the
+// next one is read. Queue() and QueueEnd() call nobody but BytesOf(), Grant() and Drained(), so
+// callers may hold locks; Flush() calls gRPC, so callers must not.
 //
 // Owns itself from Began() until its last operation has completed.
 template <class In, class Out, class Item = Out>
@@ -122,7 +124,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   virtual void Cancel() = 0;
 
  protected:
-  // ---- Called by the queue's threads, one at a time.
+  // ---- Called one at a time, by the queue's threads or by those that InTurn() chooses.
   // A message has come. This side may have ended the stream before.
   virtual void OnMessage(const In& message) = 0;
   // The last message has come. Called once. `end` is the status with which this side has ended the
@@ -130,6 +132,16 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   virtual void OnEnd(const absl::Status& end) = 0;
   // The last call. A client knows the server's status now.
   virtual void OnFinished() {}
+
+  // A message has come, or the end of the messages (null). Calls `take` once, now or later and on
+  // any thread: that handles it, or with `drop` handles no message. The stream may end within
+  // `take`, and may then be destroyed.
+  virtual void InTurn(const In* /*message*/, std::function<void(bool drop)> take) {
+    take(/*drop=*/false);
+  }
+  // A message has come, and is not handled yet. So the other side is not silent, although nothing
+  // more is read. Any thread may ask.
+  bool HasMessage() const { return has_message_.load(std::memory_order_acquire); }
 
   // The queue and the message that is being written are about to have `bytes`, more than
   // `*granted`, which is 0 at first. Sets `*granted` to at least as many, or says why they may not.
@@ -218,14 +230,26 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   }
 
   void OnRead(bool ok) {
-    if (ok) {
-      OnMessage(incoming_);
-      incoming_ = In();  // a stream that is idle keeps no large message
-      // The next read takes this one's place in pending_. The stream may end before StartRead()
-      // returns, so nothing uses it afterwards.
-      StartRead(&incoming_, &on_read_);
-      return;
-    }
+    has_message_.store(true, std::memory_order_relaxed);
+    InTurn(ok ? &incoming_ : nullptr, [this, ok](bool drop) {
+      if (ok) {
+        TakeMessage(drop);
+      } else {
+        TakeEnd();
+      }
+    });
+  }
+
+  void TakeMessage(bool drop) {
+    if (!drop) OnMessage(incoming_);
+    incoming_ = In();  // a stream that is idle keeps no large message
+    has_message_.store(false, std::memory_order_release);
+    // The next read takes this one's place in pending_. The stream may end before StartRead()
+    // returns, so nothing uses it afterwards.
+    StartRead(&incoming_, &on_read_);
+  }
+
+  void TakeEnd() {
     const auto keep = self_;
     absl::Status end;
     {
@@ -271,7 +295,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   MethodCompletion<MessageStream, &MessageStream::OnWrite> on_write_{this};
   MethodCompletion<MessageStream, &MessageStream::OnFinish> on_finish_{this};
   std::shared_ptr<MessageStream> self_;
-  In incoming_;   // belongs to the read under way, then to OnMessage()
+  std::atomic<bool> has_message_{false};
+  In incoming_;   // belongs to the read under way, then to InTurn() and OnMessage()
   Out outgoing_;  // belongs to the thread that set `writing_`, then to its write; empty otherwise
 
   mutable Mutex mutex_;

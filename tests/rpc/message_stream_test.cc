@@ -1,5 +1,6 @@
 #include "daemon/rpc/message_stream.h"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,9 +47,14 @@ class FakeStream final : public MessageStream<int, std::string, int> {
   void CompleteWrite(bool ok = true) { Complete(&write_, ok); }
   void CompleteFinish() { Complete(&finish_, true); }
   bool writing() const { return write_ != nullptr; }
+  bool reading() const { return read_ != nullptr; }
+
+  using MessageStream::HasMessage;
 
   std::size_t most_granted = 1000;
   int drained = 0;
+  bool holds = false;                      // keeps what comes for later
+  std::function<void(bool drop)> waiting;  // null: nothing waits
 
   // Fails what is under way. A stream owns itself until then.
   void CompleteAll() {
@@ -64,6 +70,11 @@ class FakeStream final : public MessageStream<int, std::string, int> {
     static_cast<Completion*>(completed)->Run(ok);
   }
 
+  void InTurn(const int* message, std::function<void(bool drop)> take) override {
+    if (!holds) return MessageStream::InTurn(message, std::move(take));
+    ASSERT_FALSE(waiting) << "one message at a time";
+    waiting = std::move(take);
+  }
   void OnMessage(const int& message) override { record_->received.push_back(message); }
   void OnEnd(const absl::Status& end) override {
     ASSERT_FALSE(record_->end.has_value());
@@ -149,6 +160,56 @@ TEST_F(MessageStreamTest, ReadsEveryMessage) {
   stream_->CompleteRead(7);
   stream_->CompleteRead(8);
   EXPECT_THAT(record_.received, ElementsAre(7, 8));
+}
+
+TEST_F(MessageStreamTest, AMessageThatWaitsForItsTurnIsHandledBeforeTheNextIsRead) {
+  stream_->Began();
+  EXPECT_FALSE(stream_->HasMessage());
+  stream_->holds = true;
+  stream_->CompleteRead(7);
+  EXPECT_TRUE(stream_->HasMessage()) << "so the other side is not silent";
+  EXPECT_FALSE(stream_->reading());
+  EXPECT_THAT(record_.received, IsEmpty());
+  stream_->Send(1);
+  EXPECT_THAT(record_.sent, ElementsAre("1")) << "meanwhile it sends";
+  std::exchange(stream_->waiting, nullptr)(/*drop=*/false);
+  EXPECT_FALSE(stream_->HasMessage());
+  EXPECT_TRUE(stream_->reading());
+  stream_->holds = false;
+  stream_->CompleteRead(8);
+  EXPECT_THAT(record_.received, ElementsAre(7, 8));
+}
+
+TEST_F(MessageStreamTest, AMessageThatIsDroppedIsNotHandled) {
+  stream_->Began();
+  stream_->holds = true;
+  stream_->CompleteRead(7);
+  std::exchange(stream_->waiting, nullptr)(/*drop=*/true);
+  EXPECT_THAT(record_.received, IsEmpty());
+  EXPECT_TRUE(stream_->reading()) << "the end may come";
+  stream_->holds = false;
+}
+
+TEST_F(MessageStreamTest, AStreamThatEndsWhileAMessageWaitsEndsAfterIt) {
+  const std::weak_ptr<FakeStream> weak = stream_;
+  FakeStream* const stream = stream_.get();
+  stream->Began();
+  stream->holds = true;
+  stream->CompleteRead(7);
+  stream->Close(absl::AbortedError("ended"));
+  stream_.reset();
+  stream->CompleteFinish();
+  ASSERT_FALSE(weak.expired()) << "a message waits";
+  std::exchange(stream->waiting, nullptr)(/*drop=*/false);
+  EXPECT_THAT(record_.received, ElementsAre(7));
+  EXPECT_FALSE(record_.end.has_value());
+  stream->EndReads();
+  EXPECT_FALSE(record_.end.has_value()) << "the end has a turn, too";
+  ASSERT_FALSE(weak.expired());
+  const auto take = std::exchange(stream->waiting, nullptr);
+  take(/*drop=*/true);
+  EXPECT_EQ(record_.end, absl::AbortedError("ended")) << "an end is never dropped";
+  EXPECT_TRUE(weak.expired());
 }
 
 TEST_F(MessageStreamTest, CloseFinishesAfterQueuedMessages) {
