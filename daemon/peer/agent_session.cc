@@ -51,6 +51,44 @@ EngineLimits LimitsOf(const v1::Hello& hello) {
   return limits;
 }
 
+// A message of a step or of an operation, or a part of one.
+bool IsLight(const v1::SessionRequest& request) {
+  switch (request.kind_case()) {
+    case v1::SessionRequest::kBucketReady:
+    case v1::SessionRequest::kEndStep:
+    case v1::SessionRequest::kBroadcast:
+    case v1::SessionRequest::kBarrier:
+    case v1::SessionRequest::kAllReduce:
+    case v1::SessionRequest::kChunkWritten:
+    case v1::SessionRequest::kChunkRead:
+    case v1::SessionRequest::kBeginCollective:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// `message`: null if it is long.
+MessageWeight WeightOf(const v1::AttachRequest* message) {
+  bool light = false;
+  switch (message == nullptr ? v1::AttachRequest::KIND_NOT_SET : message->kind_case()) {
+    case v1::AttachRequest::kPong:
+      return MessageWeight::kUrgent;
+    case v1::AttachRequest::kRankRequest:
+      light = IsLight(message->rank_request().request());
+      break;
+    case v1::AttachRequest::kLaunchDone:
+      light = !message->launch_done().has_status();  // a failure may end jobs
+      break;
+    case v1::AttachRequest::kWorkerReply:
+      light = !message->worker_reply().has_status();
+      break;
+    default:
+      break;
+  }
+  return light ? MessageWeight::kLight : MessageWeight::kHeavy;
+}
+
 // Sends a job's messages to the rank whose session has this incarnation on its node.
 class AgentSink final : public SessionSink {
  public:
@@ -106,14 +144,16 @@ void AgentSession::OnAccepted() {
 
 void AgentSession::Tick(std::uint64_t now_ns) {
   workers_.Tick(now_ns);
+  // Asked first: when it has been handled, heard_ns_ says so. Until then no pong is read.
+  const bool has_message = HasMessage();
   const std::uint64_t heard_ns = heard_ns_.load();
   if (!greeted()) {
-    if (now_ns > heard_ns + kHelloPatienceNs) Cancel();
+    if (!has_message && now_ns > heard_ns + kHelloPatienceNs) Cancel();
     return;
   }
   // Counted from the first unanswered ping: a daemon that was stopped itself must ask first.
   const std::uint64_t asked_ns = asked_ns_.load();
-  if (asked_ns > heard_ns && now_ns > asked_ns + kPeerSilenceNs) {
+  if (!has_message && asked_ns > heard_ns && now_ns > asked_ns + kPeerSilenceNs) {
     silent_.store(true);
     Cancel();
     return;
@@ -131,10 +171,18 @@ absl::Status AgentSession::Malformed(absl::string_view what) const {
                    absl::StrCat("node ", node_name_, " (", address_, "): ", what));
 }
 
-void AgentSession::OnMessage(const v1::AttachRequest& message) {
+void AgentSession::InTurn(const LazyMessage<v1::AttachRequest>* message, UserTurns::Take take) {
+  if (turns_ == nullptr) turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : kStrangers);
+  const auto turns = turns_;  // this session may end within the call
+  turns->Add(WeightOf(message == nullptr ? nullptr : message->IfParsed()), std::move(take));
+}
+
+void AgentSession::OnMessage(const LazyMessage<v1::AttachRequest>& received) {
   const std::uint64_t now_ns = context_.clock->NowNs();
   heard_ns_.store(now_ns);
-  absl::Status status = Take(message);
+  const v1::AttachRequest* const message = received.Get();
+  absl::Status status =
+      message == nullptr ? Malformed("bytes that are no message") : Take(*message);
   if (status.ok()) status = CheckNeed(now_ns);
   if (status.ok()) return;
   constexpr char kRefused[] = "node refused";
@@ -285,6 +333,7 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
       {{"node", node_name_}, {"address", address_}, {"job", key_.job_id}, {"uid", key_.uid}});
   Send(std::move(response));
   needed_ns_ = context_.clock->NowNs();
+  turns_ = nullptr;  // it has a user now
   phase_.store(Phase::kWelcomed);
   return absl::OkStatus();
 }

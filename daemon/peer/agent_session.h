@@ -26,13 +26,15 @@
 #include "daemon/job/session_message.h"
 #include "daemon/peer/address_jobs.h"
 #include "daemon/peer/agent_rank.h"
+#include "daemon/peer/lazy_message.h"
 #include "daemon/peer/node_group.h"
 #include "daemon/peer/peer_protocol.h"
+#include "daemon/peer/peer_turns.h"
 #include "daemon/peer/remote_worker.h"
 #include "daemon/peer/stepped_charge.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/server_stream.h"
-#include "gradsync/v1/peer.grpc.pb.h"
+#include "gradsync/v1/peer.pb.h"
 
 namespace gradsync::daemon {
 
@@ -46,6 +48,7 @@ struct AgentSessionContext {
   DecodeLimits limits;
   const Clock* clock = nullptr;
   JobTable* jobs = nullptr;
+  PeerTurns* turns = nullptr;
   // As JobEnvironment::memory. Is also charged for what waits for the agents.
   ArenaQuota* memory = nullptr;
   AddressJobs* address_jobs = nullptr;  // null: nothing is limited
@@ -66,13 +69,14 @@ struct JobMessage {
 // A job's message is encoded when it is sent, not under the job's lock.
 using AgentItem = std::variant<v1::AttachResponse, JobMessage>;
 
-// Thread-safe. The stream's threads call OnAccepted(), OnMessage() and OnEnd() one at a time: that
-// is the read side. Tick() and NodeLink's calls come from any thread. Owns itself until its stream
-// has ended (ServerStream).
-class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResponse, AgentItem>,
-                           public NodeLink {
+// Thread-safe. The stream's threads and those of the turns call OnAccepted(), InTurn(), OnMessage()
+// and OnEnd() one at a time: that is the read side. Tick() and NodeLink's calls come from any
+// thread. Owns itself until its stream has ended (ServerStream).
+class AgentSession final
+    : public ServerStream<LazyMessage<v1::AttachRequest>, v1::AttachResponse, AgentItem>,
+      public NodeLink {
  public:
-  using Stream = ServerStream<v1::AttachRequest, v1::AttachResponse, AgentItem>;
+  using Stream = ServerStream<LazyMessage<v1::AttachRequest>, v1::AttachResponse, AgentItem>;
 
   // It holds `counted` as long as it exists.
   AgentSession(const AgentSessionContext& context, std::shared_ptr<void> counted)
@@ -89,7 +93,8 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
 
   // ---- For the stream
   void OnAccepted() override;
-  void OnMessage(const v1::AttachRequest& message) override;
+  void InTurn(const LazyMessage<v1::AttachRequest>* message, UserTurns::Take take) override;
+  void OnMessage(const LazyMessage<v1::AttachRequest>& received) override;
   void OnEnd(const absl::Status& end) override;
 
   // Queues a message of the job.
@@ -153,6 +158,7 @@ class AgentSession final : public ServerStream<v1::AttachRequest, v1::AttachResp
   mutable std::atomic<const StepRecord*> waiting_record_{nullptr};
 
   // Used by the read side only.
+  std::shared_ptr<UserTurns> turns_;          // null: of whom is to be found out
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
   RemoteWorkers workers_;
   std::uint64_t needed_ns_ = 0;   // when something last needed the node

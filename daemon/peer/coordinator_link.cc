@@ -1,5 +1,7 @@
 #include "daemon/peer/coordinator_link.h"
 
+#include <grpcpp/generic/generic_stub.h>
+
 #include <optional>
 #include <set>
 #include <utility>
@@ -22,6 +24,41 @@ namespace {
 constexpr std::uint64_t kUnusedNs = 5'000'000'000;
 // After so long between two ticks this daemon itself was stopped, and has yet to read its messages.
 constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
+
+constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
+// What a light message may name: more than a node or a worker usually has ranks.
+constexpr int kLightRanks = 64;
+constexpr std::size_t kLightCallBytes = 256;
+
+// `message`: null if it is long. The light ones are those of a step or an operation.
+MessageWeight WeightOf(const v1::AttachResponse* message) {
+  bool light = false;
+  switch (message == nullptr ? v1::AttachResponse::KIND_NOT_SET : message->kind_case()) {
+    case v1::AttachResponse::kPing:
+      return MessageWeight::kUrgent;
+    case v1::AttachResponse::kLaunch:
+      light = message->launch().incarnations_size() <= kLightRanks;
+      break;
+    case v1::AttachResponse::kWorkerCall:
+      light = message->worker_call().call().size() <= kLightCallBytes;
+      break;
+    case v1::AttachResponse::kRankResponse:
+      switch (message->rank_response().response().kind_case()) {
+        case v1::SessionResponse::kBucketDone:
+        case v1::SessionResponse::kStepDone:
+        case v1::SessionResponse::kChunkReady:
+        case v1::SessionResponse::kOperationDone:
+          light = true;
+          break;
+        default:
+          break;
+      }
+      break;
+    default:
+      break;
+  }
+  return light ? MessageWeight::kLight : MessageWeight::kHeavy;
+}
 
 // The coordinator has chosen the status, unless it is gRPC's own.
 absl::Status FromGrpc(const grpc::Status& status) {
@@ -100,10 +137,11 @@ void CoordinatorLink::Dial(const std::shared_ptr<grpc::Channel>& channel,
   Queue(std::move(message));
   channel_ = channel;
   queue_ = queue;
-  stub_ = v1::Peer::NewStub(channel);
   call_.set_wait_for_ready(true);
   starting_ = Self();
-  stream_ = stub_->PrepareAsyncAttach(&call_, queue);
+  // The stub of v1::Peer would parse every message on the queue's threads.
+  grpc::TemplatedGenericStub<v1::AttachRequest, LazyMessage<v1::AttachResponse>> stub(channel);
+  stream_ = stub.PrepareCall(&call_, kAttach, queue);
   stream_->StartCall(&on_started_);
 }
 
@@ -160,8 +198,25 @@ void CoordinatorLink::StartRank(Waiting waiting) {
   rank->SendOpen();
 }
 
-void CoordinatorLink::OnMessage(const v1::AttachResponse& message) {
+void CoordinatorLink::InTurn(const LazyMessage<v1::AttachResponse>* message, UserTurns::Take take) {
+  if (turns_ == nullptr) turns_ = context_.turns->Of(context_.payer);
+  const auto turns = turns_;  // this link may end within the call
+  turns->Add(WeightOf(message == nullptr ? nullptr : message->IfParsed()), std::move(take));
+}
+
+void CoordinatorLink::OnMessage(const LazyMessage<v1::AttachResponse>& received) {
   heard_ns_.store(context_.clock->NowNs());
+  if (const v1::AttachResponse* const message = received.Get()) return Take(*message);
+  constexpr char kWhy[] = "it sent bytes that are no message";
+  Refuse(kWhy);
+  {
+    MutexLock lock(&mutex_);
+    if (cause_.empty()) cause_ = kWhy;
+  }
+  Cancel();
+}
+
+void CoordinatorLink::Take(const v1::AttachResponse& message) {
   if (!message.has_welcome() && !Welcomed()) {
     const auto* const kind = message.GetDescriptor()->FindFieldByNumber(message.kind_case());
     return Refuse(absl::StrCat("it sent '", kind == nullptr ? "nothing" : kind->name(),
@@ -430,7 +485,9 @@ bool CoordinatorLink::Drop(const std::string& why) {
 }
 
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
-  bool cancel = false, idle = false, up = false, probe = false;
+  bool cancel = false, idle = false, up = false, probe = false, tell = false;
+  // Asked first: when it has been handled, heard_ns_ says so.
+  const bool has_message = HasMessage();
   {
     MutexLock lock(&mutex_);
     if (ticked_ns_ != 0 && now_ns > ticked_ns_ + kOwnStopNs) heard_ns_.store(now_ns);
@@ -438,18 +495,27 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     up = state_ == State::kUp;
     if (state_ == State::kDialing && !probing_ && ranks_.Overdue(now_ns)) {
       probe = probing_ = true;
-    } else if (state_ == State::kUp && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
+    } else if (state_ == State::kUp && !has_message &&
+               now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
       cancel = true;
       cause_ = "it sent nothing for 5 s: its daemon is stopped, or the link is down";
     } else if (state_ == State::kUp) {
       // A link whose job has never formed keeps no engine.
       const std::uint64_t idle_ns = engine_->engines_made() == 0 ? kUnusedNs : context_.idle_ns;
       idle = now_ns > idle_since_ns_ + idle_ns;
+      // While a message waits for its turn, no ping is read.
+      tell = has_message && now_ns >= told_ns_ + kPingPeriodNs;
+      if (tell) told_ns_ = now_ns;
     }
   }
   if (probe) {
     ReachProbe::Start(channel_, queue_,
                       [self = Self()](const std::string& why) { self->OnProbed(why); });
+  }
+  if (tell) {
+    v1::AttachRequest pong;
+    pong.mutable_pong();
+    Send(std::move(pong));
   }
   if (idle) Drop("it was idle");
   if (up) workers_->Tick();

@@ -5,6 +5,7 @@
 #define DAEMON_PEER_COORDINATOR_LINK_H_
 
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/async_stream.h>
 
 #include <atomic>
 #include <cstdint>
@@ -24,12 +25,14 @@
 #include "daemon/peer/agent_engine.h"
 #include "daemon/peer/forwarded_ranks.h"
 #include "daemon/peer/forwarding_job.h"
+#include "daemon/peer/lazy_message.h"
 #include "daemon/peer/peer_protocol.h"
+#include "daemon/peer/peer_turns.h"
 #include "daemon/peer/stepped_charge.h"
 #include "daemon/peer/worker_proxy_server.h"
 #include "daemon/rpc/message_stream.h"
 #include "daemon/rpc/node_status_source.h"
-#include "gradsync/v1/peer.grpc.pb.h"
+#include "gradsync/v1/peer.pb.h"
 
 namespace gradsync::daemon {
 
@@ -47,6 +50,7 @@ struct LinkContext {
   std::size_t max_buckets = 4096;
   EngineLimits engine_limits;
   EngineMaker make_engine;
+  PeerTurns* turns = nullptr;
   UserExecutor* executor = nullptr;  // as in ForwardingJob::Context
   Executor* reaper = nullptr;        // destroys engines, each on a thread of its own
   const Clock* clock = nullptr;
@@ -57,9 +61,10 @@ struct LinkContext {
 // Thread-safe. Lock order: CoordinatorLink::mutex_, then those of ForwardingJob, WorkerProxyServer,
 // AgentEngine and MessageStream. The stream keeps the link alive until the stream has ended,
 // and the link then keeps itself alive until its ranks know of that end (unended_).
-class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::AttachRequest> {
+class CoordinatorLink final
+    : public MessageStream<LazyMessage<v1::AttachResponse>, v1::AttachRequest> {
  public:
-  using Stream = MessageStream<v1::AttachResponse, v1::AttachRequest>;
+  using Stream = MessageStream<LazyMessage<v1::AttachResponse>, v1::AttachRequest>;
 
   static std::shared_ptr<CoordinatorLink> Create(const LinkContext& context, std::string address,
                                                  JobKey key);
@@ -68,7 +73,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
 
   const Tenant& payer() const { return context_.payer; }
 
-  // Connects. Everything that follows happens on the threads of the queue.
+  // Connects. Everything that follows happens on the threads of the queue and of the turns.
   void Dial(const std::shared_ptr<grpc::Channel>& channel, grpc::CompletionQueue* queue);
 
   // Joins the rank to the job. False if this link has ended: the caller makes another one.
@@ -95,7 +100,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void Cancel() override { call_.TryCancel(); }
 
   // ---- For the stream
-  void OnMessage(const v1::AttachResponse& message) override;
+  void InTurn(const LazyMessage<v1::AttachResponse>* message, UserTurns::Take take) override;
+  void OnMessage(const LazyMessage<v1::AttachResponse>& received) override;
   void OnEnd(const absl::Status& end) override;
   void OnFinished() override;
 
@@ -122,7 +128,9 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   void ToWire(v1::AttachRequest message, v1::AttachRequest* out) override {
     *out = std::move(message);
   }
-  void StartRead(v1::AttachResponse* message, void* tag) override { stream_->Read(message, tag); }
+  void StartRead(LazyMessage<v1::AttachResponse>* message, void* tag) override {
+    stream_->Read(message, tag);
+  }
   void StartWrite(const v1::AttachRequest& message, void* tag) override {
     stream_->Write(message, tag);
   }
@@ -130,6 +138,7 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   // A client finishes after the server. Cancel() ends the call at once.
   bool CanFinish() const override { return false; }
 
+  void Take(const v1::AttachResponse& message);
   void OnWelcome(const v1::Welcome& welcome);
   bool Welcomed();
   // Ends the dialing: the ranks that wait get COORDINATOR_REFUSED.
@@ -164,12 +173,13 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   std::shared_ptr<grpc::Channel> channel_;  // constant after Dial()
   grpc::CompletionQueue* queue_ = nullptr;  // constant after Dial()
   grpc::ClientContext call_;
-  std::unique_ptr<v1::Peer::Stub> stub_;
-  std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream_;
+  std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::AttachRequest, LazyMessage<v1::AttachResponse>>>
+      stream_;
   MethodCompletion<CoordinatorLink, &CoordinatorLink::OnStarted> on_started_{this};
   std::shared_ptr<CoordinatorLink> starting_;
   grpc::Status finish_;
   SteppedCharge charge_{kFreeUnreadBytes};  // for what waits; the queue's lock guards it
+  std::shared_ptr<UserTurns> turns_;        // the payer's; null before the first message
   // Constant after Create().
   std::shared_ptr<AgentEngine> engine_;
   std::shared_ptr<WorkerProxyServer> workers_;
@@ -188,6 +198,8 @@ class CoordinatorLink final : public MessageStream<v1::AttachResponse, v1::Attac
   std::shared_ptr<CoordinatorLink> unended_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t idle_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t ticked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  // When Tick() has last told the coordinator that this node lives.
+  std::uint64_t told_ns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace gradsync::daemon

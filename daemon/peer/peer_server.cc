@@ -81,9 +81,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
 void PeerServer::Accept(const AgentSessionContext& context, std::function<void()> accepted) {
   StreamAcceptor<AgentSession>::Hooks hooks;
   hooks.make = [this, &context] { return std::make_shared<AgentSession>(context, streams_.Add()); };
-  hooks.request = [this](auto* call, auto* stream, auto* queue, void* tag) {
-    service_.RequestAttach(call, stream, queue, queue, tag);
-  };
+  hooks.request = service_.RequestOf<AgentSession>(0);
   hooks.accepted = [this, &context, accepted = std::move(accepted)](AgentSession* node,
                                                                     const auto& open) {
     CloseOldest(node->address());

@@ -29,8 +29,8 @@
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
+#include "daemon/rpc/stream_service.h"
 #include "daemon/rpc/unknown_calls.h"
-#include "gradsync/v1/peer.grpc.pb.h"
 
 namespace gradsync::daemon {
 
@@ -84,7 +84,7 @@ class PeerServer {
 
   PeerAddress address_;  // constant after Listen()
   StreamCount streams_;
-  v1::Peer::AsyncService service_;
+  StreamService service_{"/gradsync.v1.Peer/Attach"};
   StreamAcceptor<AgentSession> acceptor_;
   UnknownCalls unknown_{&streams_, [this](const std::string& caller) { EndCaller(caller); }};
   std::unique_ptr<CompletionDispatcher> dispatcher_;

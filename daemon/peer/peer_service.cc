@@ -21,6 +21,7 @@
 #include "daemon/peer/peer_credentials.h"
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_server.h"
+#include "daemon/peer/peer_turns.h"
 #include "daemon/worker/engine_memory.h"
 #include "proto/gradsync/limits.h"
 
@@ -83,6 +84,7 @@ class PeerService::Impl {
   ~Impl() {
     EndAll(MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon is stopping"));
     ticker_.Stop();
+    turns_.Stop();  // first: the server's streams end when their messages have had their turns
     node_groups_.Shutdown();
     server_->Shutdown();
     links_.Cancel();
@@ -148,6 +150,7 @@ class PeerService::Impl {
     context.clock = environment_.clock;
     context.worker_idle_limit_ns = options_.worker_idle_limit_ns;
     context.jobs = environment_.jobs;
+    context.turns = &turns_;
     context.memory = environment_.memory;
     context.tls = !options_.tls_certificate.empty();
     context.address_jobs = &address_jobs_;
@@ -166,6 +169,7 @@ class PeerService::Impl {
     options.link.max_buckets = options_.limits.buckets;
     options.link.engine_limits = {options_.engine.lanes, options_.engine.chunk_bytes};
     options.link.make_engine = make_engine_;
+    options.link.turns = &turns_;
     options.link.executor = environment_.executor;
     options.link.memory = environment_.memory;
     options.link.reaper = reaper_.get();
@@ -232,6 +236,7 @@ class PeerService::Impl {
   std::vector<std::string> notices_;
 
   const std::unique_ptr<FairExecutor> turn_threads_ = std::make_unique<FairExecutor>(kTurnThreads);
+  PeerTurns turns_{environment_.clock, turn_threads_.get()};
   EngineQuota engines_;
   AddressJobs address_jobs_;
   // Destroying an engine that is connecting can take 10 s. Other jobs do not wait for it.

@@ -47,7 +47,7 @@ class CompletionDispatcher {
   grpc::ServerCompletionQueue* queue() const { return queue_.get(); }
 
   // The thread that takes a message also does the work that it causes, down to the reduction of a
-  // small bucket.
+  // small bucket, unless the stream leaves it to another one (MessageStream::InTurn).
   void Start(int threads);
   // Runs the remaining events and joins the threads. Requires that the server that uses the queue
   // has been shut down. Idempotent.

@@ -1,0 +1,132 @@
+// Which thread handles a message between nodes.
+
+#include "daemon/peer/peer_turns.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "daemon/base/fair_executor.h"
+#include "gtest/gtest.h"
+#include "tests/job/manual_executor.h"
+#include "tests/kit/gate.h"
+#include "tests/kit/manual_clock.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr Tenant kAlice(1000), kBob(1001);
+constexpr std::uint64_t kMicrosecond = 1000;
+constexpr std::uint64_t kMillisecond = 1'000'000;
+
+class PeerTurnsTest : public testing::Test {
+ protected:
+  // A message that takes so long. True: it was handled at once.
+  bool Handle(const std::shared_ptr<UserTurns>& turns, MessageWeight weight,
+              std::uint64_t takes_ns = 0) {
+    const auto handled = std::make_shared<bool>(false);
+    turns->Add(weight, [this, handled, takes_ns](bool) {
+      clock_.Advance(takes_ns);
+      *handled = true;
+    });
+    return *handled;
+  }
+
+  ManualClock clock_;
+  ManualExecutor executor_;
+  PeerTurns turns_{&clock_, &executor_};
+  std::shared_ptr<UserTurns> alice_ = turns_.Of(kAlice);
+  std::shared_ptr<UserTurns> bob_ = turns_.Of(kBob);
+};
+
+TEST_F(PeerTurnsTest, ALightMessageIsHandledAtOnce) {
+  EXPECT_TRUE(Handle(alice_, MessageWeight::kLight));
+  EXPECT_EQ(executor_.pending(), 0u);
+}
+
+TEST_F(PeerTurnsTest, AHeavyMessageHasATurn) {
+  std::string order;
+  alice_->Add(MessageWeight::kHeavy, [&](bool drop) { order += drop ? 'd' : 'h'; });
+  alice_->Add(MessageWeight::kLight, [&](bool) { order += 'l'; });
+  EXPECT_EQ(order, "l") << "of another stream";
+  executor_.RunAll();
+  EXPECT_EQ(order, "lh");
+}
+
+TEST_F(PeerTurnsTest, AUserWhoHasUsedMuchHasTurnsForAWhile) {
+  EXPECT_TRUE(Handle(alice_, MessageWeight::kLight, 20 * kMillisecond));
+  EXPECT_FALSE(Handle(alice_, MessageWeight::kLight));
+  EXPECT_TRUE(Handle(bob_, MessageWeight::kLight)) << "another user";
+  EXPECT_TRUE(Handle(alice_, MessageWeight::kUrgent)) << "a ping";
+  clock_.Advance(20 * kMillisecond);
+  EXPECT_TRUE(Handle(alice_, MessageWeight::kLight));
+}
+
+TEST_F(PeerTurnsTest, ManyStreamsOfAUserUseAShareTogether) {
+  // As if they were handled at the same time, on several threads.
+  int at_once = 0;
+  while (at_once < 10'000 && Handle(turns_.Of(kAlice), MessageWeight::kLight)) ++at_once;
+  EXPECT_EQ(at_once, static_cast<int>(PeerTurns::kBurstNs / PeerTurns::kReadNs) + 1);
+  EXPECT_TRUE(Handle(turns_.Of(kBob), MessageWeight::kLight));
+}
+
+TEST_F(PeerTurnsTest, StepsOfSmallMessagesNeverHaveTurns) {
+  for (int step = 0; step < 10'000; ++step) {
+    for (int message = 0; message < 20; ++message) {
+      ASSERT_TRUE(Handle(alice_, MessageWeight::kLight, 5 * kMicrosecond)) << step;
+    }
+    clock_.Advance(400 * kMicrosecond);
+  }
+}
+
+TEST_F(PeerTurnsTest, AfterTheStopMessagesAreDropped) {
+  std::string order;
+  const auto add = [&](MessageWeight weight) {
+    alice_->Add(weight, [&](bool drop) { order += drop ? 'd' : 'h'; });
+  };
+  add(MessageWeight::kHeavy);
+  add(MessageWeight::kHeavy);
+  executor_.RunNext();
+  turns_.Stop();
+  executor_.RunAll();
+  add(MessageWeight::kLight);
+  EXPECT_EQ(order, "hdd");
+}
+
+TEST_F(PeerTurnsTest, AUserIsForgottenWithTheLastStream) {
+  EXPECT_EQ(turns_.Of(kAlice), alice_);
+  const std::weak_ptr<UserTurns> watched = alice_;
+  alice_ = nullptr;
+  EXPECT_TRUE(watched.expired());
+  EXPECT_TRUE(Handle(turns_.Of(kAlice), MessageWeight::kLight));
+}
+
+// The stream may end while its message is handled.
+TEST_F(PeerTurnsTest, AMessageMayDropTheStreamsReference) {
+  std::shared_ptr<UserTurns> held = alice_;
+  held->Add(MessageWeight::kLight, [this](bool) { alice_ = nullptr; });
+  bool handled = false;
+  held->Add(MessageWeight::kHeavy, [&](bool) { handled = true; });
+  held = nullptr;
+  executor_.RunAll();
+  EXPECT_TRUE(handled);
+}
+
+TEST(PeerTurnsThreadsTest, AUsersSlowMessagesDelayNobodyElse) {
+  ManualClock clock;
+  Gate gate, bobs;
+  std::atomic<bool> light{false};
+  FairExecutor executor(2);
+  PeerTurns turns(&clock, &executor);
+  const auto alice = turns.Of(kAlice), bob = turns.Of(kBob);
+  for (int i = 0; i < 3; ++i) alice->Add(MessageWeight::kHeavy, [&](bool) { gate.Wait(); });
+  bob->Add(MessageWeight::kLight, [&](bool) { light = true; });
+  EXPECT_TRUE(light);
+  bob->Add(MessageWeight::kHeavy, [&](bool) { bobs.Open(); });
+  bobs.Wait();  // for ever, if the first user has all threads
+  gate.Open();
+}
+
+}  // namespace
+}  // namespace gradsync::daemon

@@ -1,0 +1,396 @@
+// Streams between daemons whose messages wait for their turn. gRPC carries them; the test decides
+// when a turn comes.
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "daemon/base/executor.h"
+#include "daemon/base/fair_executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/job/job_table.h"
+#include "daemon/peer/coordinator_link.h"
+#include "daemon/peer/node_group_table.h"
+#include "daemon/peer/peer_server.h"
+#include "daemon/peer/peer_turns.h"
+#include "daemon/rpc/completion_dispatcher.h"
+#include "daemon/rpc/stream_count.h"
+#include "gradsync/v1/peer.grpc.pb.h"
+#include "gtest/gtest.h"
+#include "proto/gradsync/limits.h"
+#include "proto/gradsync/shared_memory.h"
+#include "tests/job/held_reducer.h"
+#include "tests/job/recording_sink.h"
+#include "tests/kit/manual_clock.h"
+#include "tests/kit/soon.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr Tenant kUser(1000);
+constexpr std::uint64_t kSecond = 1'000'000'000;
+constexpr std::uint64_t kStagingBytes = 4096;
+
+// Keeps the turns until the test gives them, or lets all come. Thread-safe.
+class HeldTurns final : public UserExecutor {
+ public:
+  void Run(const Tenant& user, std::function<void()> work) override {
+    {
+      MutexLock lock(&mutex_);
+      if (!free_) {
+        held_[user].push_back(std::move(work));
+        return;
+      }
+    }
+    executor_.Run(user, std::move(work));
+  }
+  std::size_t Held(const Tenant& user) {
+    MutexLock lock(&mutex_);
+    return held_[user].size();
+  }
+  // Waits until this user has a turn, and gives it. False: none comes.
+  bool Give(const Tenant& user) {
+    if (!Soon([&] { return Held(user) > 0; })) return false;
+    std::function<void()> work;
+    {
+      MutexLock lock(&mutex_);
+      work = std::move(held_[user].front());
+      held_[user].pop_front();
+    }
+    work();
+    return true;
+  }
+  void Free() {
+    std::map<Tenant, std::deque<std::function<void()>>> held;
+    {
+      MutexLock lock(&mutex_);
+      free_ = true;
+      held.swap(held_);
+    }
+    for (auto& [user, queue] : held) {
+      for (auto& work : queue) executor_.Run(user, std::move(work));
+    }
+  }
+
+ private:
+  Mutex mutex_;
+  bool free_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<Tenant, std::deque<std::function<void()>>> held_ ABSL_GUARDED_BY(mutex_);
+  FairExecutor executor_{2};  // last
+};
+
+bool EndSoon(const StreamCount& streams) {
+  return streams.WaitForNone(std::chrono::steady_clock::now() +
+                             std::chrono::milliseconds(kPatienceMs));
+}
+
+v1::OpenSession OpenOf(std::uint32_t rank, std::uint32_t world_size) {
+  v1::OpenSession open;
+  open.mutable_protocol()->set_oldest(kProtocolOldest);
+  open.mutable_protocol()->set_newest(kProtocolNewest);
+  open.set_shared_memory_abi(kSharedMemoryAbi);
+  open.set_job_id("job");
+  open.set_rank(rank);
+  open.set_world_size(world_size);
+  return open;
+}
+
+// ---- On the coordinator
+
+class AgentTurnsTest : public testing::Test {
+ protected:
+  using Stream = grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>;
+
+  void SetUp() override {
+    context_.instance = std::string(kInstanceBytes, 'a');
+    context_.node_name = "alpha";
+    context_.limits.staging_bytes = kStagingBytes;
+    context_.clock = &clock_;
+    context_.jobs = &jobs_;
+    context_.turns = &peer_turns_;
+    context_.tls = true;  // otherwise the kernel is asked who calls
+    context_.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
+    auto server = PeerServer::Listen({"127.0.0.1", 0, true}, grpc::InsecureServerCredentials());
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+    server_->Accept(context_, [] {});
+    stub_ = v1::Peer::NewStub(
+        grpc::CreateChannel(server_->address().Target(), grpc::InsecureChannelCredentials()));
+    stream_ = stub_->Attach(&call_);
+  }
+  void TearDown() override {
+    call_.TryCancel();
+    peer_turns_.Stop();
+    turns_.Free();
+    if (!shut_down_) server_->Shutdown();
+    EXPECT_TRUE(EndSoon(server_->streams()));
+    server_->Stop();
+    if (stream_ != nullptr) {
+      for (v1::AttachResponse message; stream_->Read(&message);) {
+      }
+      stream_->Finish();
+    }
+    node_groups_.Shutdown();
+    node_groups_.Clear();
+  }
+
+  JobEnvironment Jobs() {
+    JobEnvironment environment;
+    environment.clock = &clock_;
+    environment.reducer = &reducer_;
+    environment.executor = &executor_;
+    environment.node_name = "alpha";
+    return environment;
+  }
+  NodeGroupEnvironment Groups() {
+    NodeGroupEnvironment environment;
+    environment.node_name = "alpha";
+    environment.executor = &turns_;
+    environment.clock = &clock_;
+    return environment;
+  }
+
+  void Attach() {
+    v1::AttachRequest message;
+    v1::Hello& hello = *message.mutable_hello();
+    hello.set_protocol(kPeerProtocol);
+    hello.set_instance(std::string(kInstanceBytes, 'b'));
+    hello.set_node_name("beta");
+    hello.set_uid(kUser.uid);
+    hello.set_job_id("job");
+    hello.set_staging_bytes(kStagingBytes);
+    ASSERT_TRUE(stream_->Write(message));
+    EXPECT_EQ(turns_.Held(kUser), 0u) << "it is a stranger's";
+    ASSERT_TRUE(turns_.Give(kStrangers));
+    v1::AttachResponse welcome;
+    ASSERT_TRUE(stream_->Read(&welcome) && welcome.has_welcome());
+  }
+  void Open(std::uint32_t rank) {
+    v1::AttachRequest message;
+    message.mutable_rank_request()->set_rank(rank);
+    message.mutable_rank_request()->set_incarnation(rank + 1);
+    *message.mutable_rank_request()->mutable_request()->mutable_open_session() = OpenOf(rank, 3);
+    ASSERT_TRUE(stream_->Write(message));
+  }
+  RankState StateOf(std::uint32_t rank) const {
+    const auto jobs = jobs_.Jobs();
+    return jobs.empty() ? RankState::kAbsent : jobs.front()->StateOf(rank);
+  }
+
+  ManualClock clock_;
+  HeldTurns turns_;
+  PeerTurns peer_turns_{&clock_, &turns_};
+  FairExecutor executor_{1};
+  HeldReducer reducer_{&clock_};
+  JobTable jobs_{Jobs(), 4};
+  NodeGroupTable node_groups_{Groups()};
+  AgentSessionContext context_;
+  std::unique_ptr<PeerServer> server_;
+  std::unique_ptr<v1::Peer::Stub> stub_;
+  grpc::ClientContext call_;
+  std::unique_ptr<Stream> stream_;
+  bool shut_down_ = false;
+};
+
+TEST_F(AgentTurnsTest, MessagesAreHandledInOrder) {
+  Attach();
+  Open(0);
+  Open(1);
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_EQ(StateOf(0), RankState::kLive);
+  EXPECT_EQ(StateOf(1), RankState::kAbsent);
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_EQ(StateOf(1), RankState::kLive);
+}
+
+TEST_F(AgentTurnsTest, AnAgentIsNotSilentWhileItsMessageWaits) {
+  Attach();
+  Open(0);
+  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; }));
+  v1::AttachRequest pong;
+  pong.mutable_pong();
+  const auto sessions = server_->Sessions();
+  ASSERT_EQ(sessions.size(), 1u);
+  // It answers each ping, but nobody reads the answers.
+  for (int second = 0; second < 20; ++second) {
+    clock_.Advance(kSecond);
+    sessions[0]->Tick(clock_.NowNs());
+    ASSERT_TRUE(stream_->Write(pong));
+  }
+  ASSERT_TRUE(turns_.Give(kUser));
+  sessions[0]->Tick(clock_.NowNs());
+  Open(1);  // behind the pongs, which have no turns
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_EQ(StateOf(0), RankState::kLive);
+  EXPECT_EQ(StateOf(1), RankState::kLive);
+}
+
+TEST_F(AgentTurnsTest, AStreamThatEndsEndsItsRanksAfterTheMessageThatWaits) {
+  Attach();
+  Open(0);
+  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; }));
+  call_.TryCancel();
+  stream_->Finish();
+  stream_ = nullptr;
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_EQ(StateOf(0), RankState::kLive);
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_EQ(StateOf(0), RankState::kLost);
+}
+
+TEST_F(AgentTurnsTest, ADaemonThatStopsDropsTheMessagesThatWait) {
+  Attach();
+  Open(0);
+  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; }));
+  peer_turns_.Stop();
+  shut_down_ = true;
+  std::thread stops([&] { server_->Shutdown(); });  // until every stream has ended
+  EXPECT_TRUE(turns_.Give(kUser));
+  EXPECT_TRUE(turns_.Give(kUser)) << "the end";
+  stops.join();
+  EXPECT_TRUE(jobs_.Jobs().empty());
+}
+
+// Whoever makes such a message has it parsed in a turn, too.
+TEST_F(AgentTurnsTest, LongBytesThatAreNoMessageEndTheStreamInTheirTurn) {
+  Attach();
+  v1::AttachRequest message;
+  message.mutable_rank_ended()->mutable_status()->set_message(std::string(20'000, '\xFF'));
+  ASSERT_TRUE(stream_->Write(message)) << "it is not UTF-8";
+  ASSERT_TRUE(turns_.Give(kUser));
+  v1::AttachResponse response;
+  EXPECT_FALSE(stream_->Read(&response));
+  const grpc::Status end = stream_->Finish();
+  stream_ = nullptr;
+  EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_NE(end.error_message().find("bytes that are no message"), std::string::npos)
+      << end.error_message();
+}
+
+// ---- On an agent
+
+// Runs a script on the stream of an agent. The stream ends when the script returns.
+class ScriptedCoordinator final : public v1::Peer::Service {
+ public:
+  using Stream = grpc::ServerReaderWriter<v1::AttachResponse, v1::AttachRequest>;
+
+  explicit ScriptedCoordinator(std::function<void(Stream*)> script) : script_(std::move(script)) {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~ScriptedCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+
+ private:
+  grpc::Status Attach(grpc::ServerContext* /*context*/, Stream* stream) override {
+    script_(stream);
+    return grpc::Status::OK;
+  }
+
+  const std::function<void(Stream*)> script_;
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+class LinkTurnsTest : public testing::Test {
+ protected:
+  void TearDown() override {
+    peer_turns_.Stop();
+    turns_.Free();
+    if (link_ != nullptr) link_->Cancel();
+    link_ = nullptr;
+    EXPECT_TRUE(EndSoon(streams_));
+    queue_.Shutdown();
+    reads_.join();
+  }
+
+  // Dials a coordinator, for a rank that joins.
+  void Dial(const std::string& address) {
+    LinkContext context;
+    context.counted = streams_.Add();
+    context.payer = kUser;
+    context.instance = std::string(kInstanceBytes, 'b');
+    context.node_name = "beta";
+    context.turns = &peer_turns_;
+    context.executor = &executor_;
+    context.reaper = &reaper_;
+    context.clock = &clock_;
+    context.tls = true;  // otherwise the kernel is asked who answers
+    const JobKey key{kUser.uid, "job", ""};
+    link_ = CoordinatorLink::Create(context, address, key);
+    JoinRequest join;
+    join.key = key;
+    join.rank = 1;
+    join.world_size = 2;
+    join.incarnation = 42;
+    join.patience_ns = 3600 * kSecond;
+    join.message = std::make_shared<const v1::OpenSession>(OpenOf(1, 2));
+    ASSERT_TRUE(link_->Join(join, std::make_shared<RecordingSink>(), [](const auto&) {}));
+    link_->Dial(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()), &queue_);
+  }
+
+  ManualClock clock_;
+  HeldTurns turns_;
+  PeerTurns peer_turns_{&clock_, &turns_};
+  FairExecutor executor_{1};
+  ConcurrentExecutor reaper_{1};
+  StreamCount streams_;
+  std::shared_ptr<CoordinatorLink> link_;
+  grpc::CompletionQueue queue_;
+  std::thread reads_{[this] {
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) static_cast<Completion*>(tag)->Run(ok);
+  }};
+};
+
+// Reads the agent's messages until a pong of this number. False: the stream has ended.
+bool AwaitPong(ScriptedCoordinator::Stream* stream, std::uint64_t number) {
+  v1::AttachRequest message;
+  while (stream->Read(&message)) {
+    if (message.has_pong() && message.pong().number() == number) return true;
+  }
+  return false;
+}
+
+TEST_F(LinkTurnsTest, NeitherSideIsSilentWhileAMessageWaits) {
+  std::promise<bool> lives, answers;
+  ScriptedCoordinator fake([&](ScriptedCoordinator::Stream* stream) {
+    v1::AttachResponse message;
+    message.mutable_welcome()->set_instance(std::string(kInstanceBytes, 'a'));
+    message.mutable_welcome()->set_node_name("alpha");
+    stream->Write(message);
+    message.mutable_engine_end()->set_epoch(1);
+    stream->Write(message);
+    lives.set_value(AwaitPong(stream, 0));
+    message.mutable_ping()->set_number(7);
+    stream->Write(message);
+    answers.set_value(AwaitPong(stream, 7));
+  });
+  Dial(fake.address());
+  ASSERT_TRUE(turns_.Give(kUser)) << "the Welcome";
+  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; })) << "EngineEnd waits";
+  for (int second = 0; second < 20; ++second) {
+    clock_.Advance(kSecond);
+    link_->Tick(clock_.NowNs());
+  }
+  EXPECT_FALSE(link_->ended());
+  EXPECT_TRUE(lives.get_future().get()) << "although it reads no ping";
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_TRUE(answers.get_future().get());
+  EXPECT_EQ(turns_.Held(kUser), 0u) << "a ping needs no turn";
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
