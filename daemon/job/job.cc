@@ -197,12 +197,20 @@ void Job::UseNodeGroup(std::shared_ptr<Reducer> node_group) {
 }
 
 absl::StatusOr<Job::Registration> Job::RegisterLayout(RankSession session, LayoutRequest request) {
+  if (NeedsPlan(session, request)) {
+    request.plan = PlanLayout(request.spec, environment_.max_buckets_per_layout);
+  }
   Transaction transaction(this);
   if (phase_ != Phase::kActive) return end_;
   if (Ended(session)) return absl::AbortedError("the session has ended");
   const auto layout = layouts_.Register(session.rank, std::move(request), transaction.actions());
   if (!layout.ok()) return layout.status();
   return Registration{(*layout)->channel(), (*layout)->plan()};
+}
+
+bool Job::NeedsPlan(RankSession session, const LayoutRequest& request) const {
+  MutexLock lock(&mutex_);
+  return !Ended(session) && layouts_.NeedsPlan(session.rank, request);
 }
 
 void Job::RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) {

@@ -219,6 +219,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   Reducer* ReducerOf(const ReduceOperation& operation, Reducer* node_group) const;
   void Reduce(absl::Span<ReduceOperation* const> operations, Reducer* node_group) const;
 
+  // As LayoutSet::NeedsPlan().
+  bool NeedsPlan(RankSession session, const LayoutRequest& request) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends the sessions of the ranks that have left for good, unless policy `hold` makes them wait.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the ranks that have healed take part in operations again, and tells them so.

@@ -24,6 +24,7 @@ void LayoutAgreement::RankState::Keep(LayoutRequest registered_request) {
   registered = true;
   request = std::move(registered_request);
   request.spec = LayoutSpec{};
+  request.plan.reset();
   request.messages.clear();
   request.charge = nullptr;
 }
@@ -38,7 +39,9 @@ absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request
                      "' already. Give this one another name."),
         {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}});
   }
-  std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
+  // The agreement has taken the first rank's own spec.
+  std::string difference =
+      rank == first_rank_ ? "" : FirstDifference(spec_, first_rank_, request.spec, rank);
   if (request.replaces != replaces_) {
     const auto replaced = [](std::uint32_t channel) {
       return channel == 0 ? std::string("no layout") : absl::StrCat("that of channel ", channel);

@@ -12,6 +12,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/arena/device_arena.h"
 #include "daemon/arena/semaphore_page.h"
@@ -43,6 +44,8 @@ struct LayoutRequest {
   std::shared_ptr<ArenaQuota::Reservation> charge;
   std::uint64_t request_id = 0;
   LayoutSpec spec;
+  // The plan of `spec`, if LayoutSet::NeedsPlan().
+  std::optional<absl::StatusOr<LayoutPlan>> plan;
   std::uint32_t replaces = 0;         // channel of the layout that this one replaces; 0: none
   std::uint64_t deadline_ns = 0;      // by which the other ranks must have registered and mapped
   std::string device;                 // UUID of the GPU for this rank's arena; empty: host memory
@@ -138,7 +141,7 @@ class LayoutAgreement {
 
     bool registered = false;
     bool refused = false;           // its own request has made the agreement fail
-    LayoutRequest request;          // without its spec and messages
+    LayoutRequest request;          // without its spec, plan and messages
     std::uint64_t incarnation = 0;  // of the session that has the memory
     std::shared_ptr<void> kept;
     std::optional<RankMemory> memory;

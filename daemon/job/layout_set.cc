@@ -115,6 +115,10 @@ absl::Status LayoutSet::CheckHas(std::uint32_t rank, const LayoutChannel& layout
 
 // ---- Agreements ---------------------------------------------------------------------------------
 
+bool LayoutSet::NeedsPlan(std::uint32_t rank, const LayoutRequest& request) const {
+  return (*members_)[rank].state == RankState::kLive && FindPending(request) == nullptr;
+}
+
 absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutRequest request,
                                                    DeferredActions* actions) {
   if (CameBack((*members_)[rank].state)) return Rejoin(rank, std::move(request));
@@ -135,7 +139,7 @@ absl::StatusOr<LayoutChannel*> LayoutSet::Register(std::uint32_t rank, LayoutReq
   }
   if (layout != nullptr) MatchReplacement(rank, &request, &layout->agreement());
   if (layout == nullptr) {
-    auto begun = BeginAgreement(rank, request);
+    auto begun = BeginAgreement(rank, &request);
     if (!begun.ok()) return begun.status();
     layout = *begun;
   }
@@ -237,15 +241,19 @@ void LayoutSet::MatchReplacement(std::uint32_t rank, LayoutRequest* request,
 }
 
 absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
-                                                         const LayoutRequest& request) {
+                                                         LayoutRequest* request) {
   std::size_t kept = 0;
   for (const auto& [channel, layout] : layouts_) {
     // There is at most one replacement of each layout.
     if (layout->ready() || layout->agreement().replaces() == 0) ++kept;
   }
-  auto plan = PlanLayout(request.spec, max_buckets_per_layout_);
+  // Seldom made here: another agreement has failed since NeedsPlan().
+  if (!request->plan.has_value()) {
+    request->plan = PlanLayout(request->spec, max_buckets_per_layout_);
+  }
+  absl::StatusOr<LayoutPlan>& plan = *request->plan;
   if (!plan.ok()) return plan.status();
-  if ((request.replaces == 0 && kept >= kMaxLayouts) ||
+  if ((request->replaces == 0 && kept >= kMaxLayouts) ||
       plan->buckets.size() * members_->world_size() > kMaxBucketRanks ||
       last_channel_ == std::numeric_limits<std::uint32_t>::max()) {
     return MakeError(
@@ -256,13 +264,13 @@ absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
                      " buckets times ranks: raise bucket_cap_bytes"));
   }
   auto charge =
-      terms_.account.Reserve(LayoutChannel::BytesFor(request.spec, *plan, members_->world_size()));
+      terms_.account.Reserve(LayoutChannel::BytesFor(request->spec, *plan, members_->world_size()));
   if (!charge.ok()) return charge.status();
   const std::uint32_t channel = ++last_channel_;
   auto& layout = layouts_[channel];
-  layout = std::make_unique<LayoutChannel>(channel, request.spec, request.replaces, rank,
-                                           *std::move(plan), terms_, members_, reduced_, copied_,
-                                           signalled_);
+  layout = std::make_unique<LayoutChannel>(channel, std::move(request->spec), request->replaces,
+                                           rank, *std::move(plan), terms_, members_, reduced_,
+                                           copied_, signalled_);
   layout->Charge(*std::move(charge));
   return layout.get();
 }

@@ -59,6 +59,9 @@ class LayoutSet {
   // ---- Agreements. JobPort describes these calls: RegisterLayout, RefuseLayout, CheckReplaces and
   // ArenaMapped. None of them may come after Stop().
 
+  // Whether the request begins an agreement. Then put its plan into it: to make one may take long,
+  // and needs no lock.
+  bool NeedsPlan(std::uint32_t rank, const LayoutRequest& request) const;
   // The layout is valid until the next call.
   absl::StatusOr<LayoutChannel*> Register(std::uint32_t rank, LayoutRequest request,
                                           DeferredActions* actions);
@@ -175,7 +178,8 @@ class LayoutSet {
   // rank replaces the old layout. Both end the old layout, so they may agree.
   void MatchReplacement(std::uint32_t rank, LayoutRequest* request,
                         LayoutAgreement* agreement) const;
-  absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, const LayoutRequest& request);
+  // Takes the spec and the plan out of the request.
+  absl::StatusOr<LayoutChannel*> BeginAgreement(std::uint32_t rank, LayoutRequest* request);
   // Begins the layouts that are agreed, and drops those that were replaced or have failed. Called
   // after every change.
   void Settle(DeferredActions* actions);

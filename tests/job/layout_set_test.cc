@@ -68,6 +68,28 @@ TEST_F(LayoutSetTest, LayoutWithTooManyBucketsIsRefusedAndForgotten) {
   EXPECT_EQ(Ask(0, Spec(kMaxBuckets)).value()->channel(), 1u);
 }
 
+TEST_F(LayoutSetTest, OnlyARankThatBeginsAnAgreementNeedsAPlan) {
+  EXPECT_TRUE(layouts_.NeedsPlan(0, Request(Spec(2), kForever)));
+  ASSERT_TRUE(Ask(0, Spec(2)).ok());
+  EXPECT_FALSE(layouts_.NeedsPlan(1, Request(Spec(2), kForever)));
+  EXPECT_TRUE(layouts_.NeedsPlan(1, Request(Spec(2, "other"), kForever)));
+  members_.Exit(1, /*now_ns=*/1);
+  EXPECT_FALSE(layouts_.NeedsPlan(1, Request(Spec(2, "other"), kForever))) << "it has left";
+}
+
+// A plan of many parameters takes long to make, and others wait for the job's lock.
+TEST_F(LayoutSetTest, APlanThatTheRequestBringsIsNotMadeAgain) {
+  LayoutRequest request = Request(Spec(2), kForever);
+  request.plan = PlanLayout(Spec(3), kMaxBuckets);
+  const auto layout = layouts_.Register(0, std::move(request), &actions_);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ((*layout)->plan().buckets.size(), 3u);
+  EXPECT_EQ((*layout)->spec().parameters.size(), 2u);
+  LayoutRequest refused = Request(Spec(2, "other"), kForever);
+  refused.plan = PlanLayout(Spec(kMaxBuckets + 1), kMaxBuckets);
+  EXPECT_EQ(ReasonOf(layouts_.Register(0, std::move(refused), &actions_).status()), "QUOTA");
+}
+
 // ---- What a layout costs its user
 
 class ChargedLayoutSetTest : public LayoutSetTest {
