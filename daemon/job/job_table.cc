@@ -55,7 +55,8 @@ bool JobTable::NoteOtherTokensLocked(const JobKey& key, Job* job) {
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
-                                                            const PodId& pod, JobList* superseded) {
+                                                            const PodId& pod, NewJob* next,
+                                                            JobList* superseded) {
   if (options.Holds() && HasCompletedLocked(key, rank)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
                      absl::StrCat("rank ", rank, " of job '", key.job_id,
@@ -65,8 +66,10 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
                      {{field::kJob, key.job_id}, {field::kRank, rank}});
   }
   std::uint64_t generation = 1;
+  std::shared_ptr<Job> current;
+  bool goes_on = false;  // beside the next generation
   if (const auto found = jobs_.find(key); found != jobs_.end()) {
-    const std::shared_ptr<Job>& current = found->second;
+    current = found->second;
     if (current->Replaceable(rank)) return current;
     const RankState state = current->StateOf(rank);
     const bool free = state == RankState::kAbsent;
@@ -77,10 +80,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     generation = current->identity().generation + 1;
     // The rank came to a good end there. The others may still come to theirs.
     const bool at_good_end = state == RankState::kExited || state == RankState::kFinished;
-    const bool goes_on = current->Formed() && !current->HasEnded() && at_good_end;
-    if (!goes_on) superseded->push_back(current);
-    former_.push_back(current);
-    jobs_.erase(found);
+    goes_on = current->Formed() && !current->HasEnded() && at_good_end;
   } else if (options.Holds() && IsHeldElsewhereLocked(key, rank, pod)) {
     // A job of its own would wait for the other ranks in vain.
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
@@ -95,23 +95,35 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
       if (IsOf(*old, key)) generation = std::max(generation, old->identity().generation + 1);
     }
   }
-  RetireEmptyLocked();  // until then they count, and the user is charged for what they keep
   const JobIdentity identity{key.uid, key.job_id, key.token_hash, generation, pod};
+  if (absl::Status may = CheckQuotaLocked(identity, current.get()); !may.ok()) return may;
+  if (next->job == nullptr || next->job->identity().generation != generation) {
+    auto charge = ChargeLocked(identity.payer(), Job::BytesFor(world_size));
+    if (!charge.ok()) return charge.status();
+    next->identity = identity;
+    next->charge = *std::move(charge);
+    return std::shared_ptr<Job>();
+  }
+  if (current != nullptr) {
+    if (!goes_on) superseded->push_back(current);
+    former_.push_back(std::move(current));
+  }
+  jobs_[key] = next->job;
+  return std::move(next->job);
+}
+
+absl::Status JobTable::CheckQuotaLocked(const JobIdentity& identity, const Job* replaced) const {
   const Tenant user = identity.payer();
   std::size_t of_user = 0;
-  for (const auto& entry : jobs_) of_user += entry.second->identity().payer() == user ? 1 : 0;
-  if (of_user >= quota_jobs_per_user_) {
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("user ", user.Text(), " has ", of_user,
-                     " jobs, as many as quota_jobs_per_user allows: end one, or raise the quota"),
-        {{field::kJob, key.job_id}});
+  for (const auto& [key, job] : jobs_) {
+    if (job.get() != replaced && job->identity().payer() == user) ++of_user;
   }
-  auto charge = ChargeLocked(user, Job::BytesFor(world_size));
-  if (!charge.ok()) return charge.status();
-  auto job = std::make_shared<Job>(identity, world_size, options, environment_, *std::move(charge));
-  jobs_[key] = job;
-  return job;
+  if (of_user < quota_jobs_per_user_) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kQuota,
+      absl::StrCat("user ", user.Text(), " has ", of_user,
+                   " jobs, as many as quota_jobs_per_user allows: end one, or raise the quota"),
+      {{field::kJob, identity.job_id}});
 }
 
 void JobTable::FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const {
@@ -135,22 +147,34 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
                                   ": on_rank_loss=hold needs every rank on one node; use abort"),
                      {{field::kJob, key.job_id}, {field::kRank, rank}});
   }
+  // Until then they count, and the user is charged for what they keep.
+  const Tenant user(key.uid, pod);
+  RetireEmpty(&user);
   JobList superseded;
+  NewJob next;
   absl::StatusOr<std::shared_ptr<Job>> job;
   absl::Status joined;
   bool other_token = false;
-  {
-    MutexLock lock(&mutex_);
-    // Tries again if the job fails between JobForLocked() and Join().
-    do {
-      job = JobForLocked(key, rank, world_size, options, pod, &superseded);
-      joined = job.ok() ? (*job)->Join(rank, world_size, options, incarnation, sink, node, pod)
-                        : job.status();
-    } while (job.ok() && !joined.ok() && (*job)->HasEnded());
-    if (joined.ok()) {
-      FindFormerLocked(key, rank, &superseded);
-      other_token = NoteOtherTokensLocked(key, job->get());
+  for (;;) {
+    {
+      MutexLock lock(&mutex_);
+      job = JobForLocked(key, rank, world_size, options, pod, &next, &superseded);
+      joined = job.status();
+      if (!job.ok()) break;
+      if (*job != nullptr) {
+        joined = (*job)->Join(rank, world_size, options, incarnation, sink, node, pod);
+        // Tries again if the job has failed between JobForLocked() and Join().
+        if (!joined.ok() && (*job)->HasEnded()) continue;
+        if (joined.ok()) {
+          FindFormerLocked(key, rank, &superseded);
+          other_token = NoteOtherTokensLocked(key, job->get());
+        }
+        break;
+      }
     }
+    // A large one takes milliseconds.
+    next.job = std::make_shared<Job>(next.identity, world_size, options, environment_,
+                                     std::move(next.charge));
   }
   if (other_token && environment_.log_other_token) {
     environment_.log_other_token(key.uid, key.job_id);
@@ -199,35 +223,48 @@ bool JobTable::DropRetiredLocked(const Tenant& user, std::size_t keep) {
 void JobTable::RetireLocked(std::shared_ptr<Job> job) {
   jobs_failed_ += job->HasEnded() ? 1 : 0;
   const Tenant user = job->identity().payer();
-  job->Retire();
   retired_.push_front(std::move(job));
   DropRetiredLocked(user, kRetiredPerUser);
   if (retired_.size() > kRetired) retired_.pop_back();
 }
 
-void JobTable::RetireEmptyLocked() {
-  for (auto it = jobs_.begin(); it != jobs_.end();) {
-    if (it->second->Empty()) {
-      RetireLocked(std::move(it->second));
-      it = jobs_.erase(it);
-    } else {
-      ++it;
+void JobTable::RetireEmpty(const Tenant* user) {
+  JobList empty;
+  for (auto& job : Live()) {
+    const bool asked = user == nullptr || job->identity().payer() == *user;
+    if (asked && job->Empty()) empty.push_back(std::move(job));
+  }
+  if (empty.empty()) return;
+  JobList retired;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& job : empty) {
+      // Still: with policy `hold` a rank may have come back meanwhile.
+      if (!job->Empty() || !RemoveLocked(*job)) continue;
+      RetireLocked(job);
+      retired.push_back(job);
     }
   }
-  for (auto it = former_.begin(); it != former_.end();) {
-    if ((*it)->Empty()) {
-      RetireLocked(std::move(*it));
-      it = former_.erase(it);
-    } else {
-      ++it;
-    }
+  for (const auto& job : retired) job->Retire();
+}
+
+bool JobTable::RemoveLocked(const Job& job) {
+  const auto is_it = [&job](const std::shared_ptr<Job>& other) { return other.get() == &job; };
+  if (const auto found = std::find_if(former_.begin(), former_.end(), is_it);
+      found != former_.end()) {
+    former_.erase(found);
+    return true;
   }
+  const JobIdentity& identity = job.identity();
+  const auto found = jobs_.find(JobKey{identity.uid, identity.job_id, identity.token_hash});
+  if (found == jobs_.end() || !is_it(found->second)) return false;
+  jobs_.erase(found);
+  return true;
 }
 
 void JobTable::Tick() {
   for (const auto& job : Live()) job->Tick();
-  MutexLock lock(&mutex_);
-  RetireEmptyLocked();
+  RetireEmpty(/*user=*/nullptr);
 }
 
 std::vector<std::shared_ptr<Job>> JobTable::Live() const {

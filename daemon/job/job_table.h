@@ -3,8 +3,9 @@
 // It holds each job until all of its sessions have ended. It keeps the last jobs that have ended,
 // for status and statistics.
 //
-// Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_; jobs are ended outside the table's
-// lock.
+// Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_. Jobs are made, ticked and ended without
+// the table's lock. With it, a call asks only jobs of its own user, and empty ones: other users do
+// not wait while a job is busy.
 
 #ifndef DAEMON_JOB_JOB_TABLE_H_
 #define DAEMON_JOB_JOB_TABLE_H_
@@ -79,12 +80,23 @@ class JobTable final : public JobFinder {
 
   using JobList = std::vector<std::shared_ptr<Job>>;
 
-  // Finds the job for the rank to join, or makes it. Adds to `superseded` the job that the new one
-  // replaces.
+  // A job that the table does not have yet.
+  struct NewJob {
+    JobIdentity identity;
+    ArenaQuota::Reservation charge;  // until the job is made
+    std::shared_ptr<Job> job;        // null: to be made
+  };
+
+  // Finds the job for the rank to join, or adds `next->job`. Adds to `superseded` the job that the
+  // new one replaces. Null: `next` says which job is to be made first.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
                                                     const JobOptions& options, const PodId& pod,
-                                                    JobList* superseded)
+                                                    NewJob* next, JobList* superseded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // RESOURCE_EXHAUSTED QUOTA: the user has as many jobs as it may, without `replaced` (may be
+  // null).
+  absl::Status CheckQuotaLocked(const JobIdentity& identity, const Job* replaced) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A job of the same user and id, begun in the same pod with another token, holds this rank.
   bool IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank, const PodId& pod) const
@@ -106,8 +118,11 @@ class JobTable final : public JobFinder {
   // or fewer.
   bool DropRetiredLocked(const Tenant& user, std::size_t keep)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Retires the jobs that all ranks have left.
-  void RetireEmptyLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Retires the jobs that all ranks have left, of this user or of all (null).
+  void RetireEmpty(const Tenant* user) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Removes the job from the live ones. False: it is none.
+  bool RemoveLocked(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Job::Retire() follows, without the lock.
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobEnvironment environment_;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -14,6 +15,7 @@
 #include "tests/job/manual_executor.h"
 #include "tests/job/recording_sink.h"
 #include "tests/job/trainer_memory.h"
+#include "tests/kit/gate.h"
 #include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
@@ -556,6 +558,43 @@ TEST_F(JobTableTest, StatisticsOutliveTheTrainersUpToSixteenJobs) {
   EXPECT_EQ(jobs.back()->identity().job_id, "run4");
   EXPECT_EQ(jobs.front()->Snapshot().phase, JobPhase::kFailed);
   EXPECT_EQ(table_.jobs_failed(), 20u);
+}
+
+// Whoever looks at all jobs waits for a busy one without the table's lock.
+TEST_F(JobTableTest, ABusyJobDelaysNoOtherUser) {
+  Gate busy, release;
+  const auto sink = std::make_shared<RecordingSink>([&](const SessionMessage&) {
+    busy.Open();  // the job's lock is held
+    release.Wait();
+  });
+  const auto job = table_.Join(Key(1), 0, 1, {}, /*incarnation=*/1, sink);
+  ASSERT_TRUE(job.ok()) << job.status();
+  std::thread ends([&] { (*job)->Lose({0, 1}, absl::AbortedError("it has ended")); });
+  busy.Wait();
+  EXPECT_TRUE(Join(0, 2, Key(2)).job.ok());  // not reached if it waits
+  std::thread ticks([&] { table_.Tick(); });
+  EXPECT_TRUE(Join(0, 2, Key(3)).job.ok());
+  release.Open();
+  ends.join();
+  ticks.join();
+  table_.Tick();
+  EXPECT_EQ(table_.Jobs().size(), 3u);
+}
+
+TEST_F(JobTableTest, ARankThatIsRefusedLeavesTheGenerationThatItWouldReplace) {
+  const Session mine = Join(0, 1);
+  for (std::size_t i = 1; i < kQuota; ++i) {
+    ASSERT_TRUE(Join(0, 2, Key(1000, absl::StrCat("run", i))).job.ok());
+  }
+  // In another pod the job's next generation is charged to another tenant, which has no place left.
+  for (std::size_t i = 0; i < kQuota; ++i) {
+    ASSERT_TRUE(Join(0, 2, Key(1000, "other", absl::StrCat("token", i)), {}, kPodA).job.ok());
+  }
+  ExpectSaid(Join(0, 1, Key(), {}, kPodA).job.status(), absl::StatusCode::kResourceExhausted,
+             "QUOTA", {"3 jobs"});
+  EXPECT_FALSE(mine.Ended());
+  EXPECT_EQ(GenerationOf(Join(0, 1)), 2u);
+  EXPECT_TRUE(mine.Ended());
 }
 
 TEST_F(JobTableTest, DrainEndsEverySessionWithItsReason) {
