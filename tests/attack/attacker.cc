@@ -1,6 +1,6 @@
 // A user who attacks a daemon, until standard input ends.
 //
-//   attacker --attack=NAME --socket=PATH [--peer=HOST:PORT] [--uid=N]
+//   attacker --attack=NAME --socket=PATH [--peer=HOST:PORT] [--other_socket=PATH] [--uid=N]
 //   attacker --list     prints the names of all attacks
 //
 // It prints READY when the attack is at its full strength, and goes on. It never fails for what the
@@ -9,7 +9,8 @@
 //
 // Attacks on the peer port need --peer. They come from an address of their own, as another
 // machine's would, and keep this process's user: without TLS the daemon refuses other users of its
-// own machine.
+// own machine. Attacks across nodes need --peer and --other_socket: they are trainers on both
+// nodes, of a job that the first one's daemon coordinates.
 
 #include "tests/attack/attacker.h"
 
@@ -77,7 +78,12 @@ int Main(int argc, char** argv) {
   target.socket = flags["--socket"];
   target.side_socket = fault::SideSocketOf(target.socket);
   target.peer = flags["--peer"];
-  if (attack.on_peer_port && target.peer.find(':') == std::string::npos) {
+  target.other_socket = flags["--other_socket"];
+  if (attack.across && target.other_socket.empty()) {
+    std::cerr << "attacker: --other_socket=PATH" << std::endl;
+    return 2;
+  }
+  if ((attack.on_peer_port || attack.across) && target.peer.find(':') == std::string::npos) {
     std::cerr << "attacker: --peer=HOST:PORT" << std::endl;
     return 2;
   }

@@ -14,14 +14,16 @@ namespace gradsync::attack {
 struct Target {
   std::string socket;
   std::string side_socket;
-  std::string peer;        // "host:port" where other nodes reach the daemon
-  std::uint32_t user = 0;  // in whose name it says Hello there
+  std::string peer;          // "host:port" where other nodes reach the daemon
+  std::string other_socket;  // of another node's daemon
+  std::uint32_t user = 0;    // in whose name it says Hello there
 };
 
 // `run` goes on until the process ends.
 struct Attack {
   std::function<void(const Target&)> run;
   bool on_peer_port = false;
+  bool across = false;  // its jobs are on two nodes
 };
 using Attacks = std::map<std::string, Attack>;  // by name
 

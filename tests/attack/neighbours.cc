@@ -40,9 +40,10 @@ void LetEveryoneIn(const TestDaemon& daemon) {
 }
 
 Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user,
-                   const std::string& peer) {
+                   const std::string& peer, const std::string& other_socket) {
   Program program({"tests/attack/attacker", "--attack=" + attack, "--socket=" + daemon.socket(),
-                   "--uid=" + std::to_string(user), "--peer=" + peer});
+                   "--uid=" + std::to_string(user), "--peer=" + peer,
+                   "--other_socket=" + other_socket});
   ready_ = program.answers->Next(kPatienceMs) == "READY";
   lifeline_ = std::move(program.commands);
   process_ = std::move(program.process);

@@ -23,9 +23,10 @@ void LetEveryoneIn(const TestDaemon& daemon);
 // Runs an attack of attacker.cc, from when it is at its full strength to the destructor.
 class Attacker {
  public:
-  // `peer`: where other nodes reach the daemon, for an attack that goes there.
+  // `peer`: where other nodes reach the daemon, for an attack that goes there. `other_socket`: of
+  // another node's daemon, for an attack across nodes.
   Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user = kAttacker,
-           const std::string& peer = "");
+           const std::string& peer = "", const std::string& other_socket = "");
   bool ready() const { return ready_; }
 
  private:

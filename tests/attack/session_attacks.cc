@@ -156,6 +156,77 @@ void PunchedHoles(const Target& target) {
   });
 }
 
+// ---- Across nodes: what the daemon of the first node does on the threads of its peer port.
+
+v1::SessionRequest OpenAcross(const Target& target, std::uint32_t rank, std::uint32_t world,
+                              const std::string& job) {
+  v1::SessionRequest open = RawSession::OpenRequest(rank, world, job);
+  open.mutable_open_session()->set_coordinator(target.peer);
+  return open;
+}
+
+// Jobs of two nodes that end steps of many buckets without a pause. The rank of the other node is
+// the last one, so that its message launches all buckets.
+void StepsAcross(const Target& target) {
+  constexpr int kJobs = 2;
+  constexpr std::size_t kBuckets = 4096;
+  std::atomic<std::uint64_t> ended[kJobs] = {};  // by the first rank
+  OnThreads(2 * kJobs, [&](int thread, const Begun& begun) {
+    const auto rank = static_cast<std::uint32_t>(thread % 2);
+    std::atomic<std::uint64_t>& first = ended[thread / 2];
+    Target node = target;
+    if (rank == 1) node.socket = target.other_socket;
+    node.side_socket = fault::SideSocketOf(node.socket);
+    RawSession session(node.socket);
+    const auto channels =
+        Join(node, OpenAcross(target, rank, 2, "steps" + std::to_string(thread / 2)),
+             {RawSession::LayoutRequest(kBuckets, 1)}, &session);
+    begun();
+    for (std::uint64_t step = 1; !channels.empty(); ++step) {
+      while (rank == 1 && first < step) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));  // the pace of the attack
+      }
+      if (!session.EndStep(channels[0], step, /*ready_rest=*/true)) return;
+      if (rank == 0) first = step;
+      if (!session.Await(v1::SessionResponse::kStepDone).has_value()) return;
+    }
+  });
+}
+
+// Registers layouts of the most parameters, in parts. Each is planned, and refused because it has
+// too many buckets.
+void RegistrationsAcross(const Target& target) {
+  constexpr int kParameters = 100'000, kPerPart = 2500;
+  OnThreads(2, [&](int thread, const Begun& begun) {
+    RawSession session(target.other_socket);
+    const auto open = OpenAcross(target, 0, 1, "registrations" + std::to_string(thread));
+    const bool opened =
+        session.Send(open) && session.Await(v1::SessionResponse::kSessionOpened).has_value();
+    if (!opened) std::cerr << "attacker: could not join" << std::endl;
+    std::vector<v1::SessionRequest> parts(kParameters / kPerPart);
+    for (int i = 0; i < kParameters; ++i) {
+      auto& part = *parts[static_cast<std::size_t>(i / kPerPart)].mutable_layout_part();
+      v1::Parameter& parameter = *part.add_parameters();
+      parameter.set_name("parameter" + std::to_string(i));
+      parameter.add_shape(1);
+      parameter.set_dtype(v1::DATA_TYPE_FLOAT32);
+    }
+    v1::SessionRequest last;
+    last.mutable_register_layout()->set_name("large");
+    last.mutable_register_layout()->set_bucket_cap_bytes(1);
+    last.mutable_register_layout()->set_first_bucket_cap_bytes(1);
+    begun();
+    for (std::uint64_t id = 1; opened; ++id) {
+      for (const v1::SessionRequest& part : parts) {
+        if (!session.Send(part)) return;
+      }
+      last.mutable_register_layout()->set_request_id(id);
+      if (!session.Send(last)) return;
+      if (!session.Await(v1::SessionResponse::kOperationFailed).has_value()) return;
+    }
+  });
+}
+
 }  // namespace
 
 Attacks SessionAttacks() {
@@ -171,6 +242,8 @@ Attacks SessionAttacks() {
       {"abandoned_steps", {AbandonedSteps}},
       {"short_timeouts", {ShortTimeouts}},
       {"punched_holes", {PunchedHoles}},
+      {"steps_across", {StepsAcross, /*on_peer_port=*/false, /*across=*/true}},
+      {"registrations_across", {RegistrationsAcross, /*on_peer_port=*/false, /*across=*/true}},
   };
 }
 

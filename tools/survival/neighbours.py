@@ -124,7 +124,7 @@ _MEMORY_ATTACKS = {
 
 
 def attacks_of(
-    programs: Mapping[str, str], socket: str, peer: str, uid: int
+    programs: Mapping[str, str], socket: str, peer: str, other_socket: str, uid: int
 ) -> dict[str, list[str]]:
     """All attacks on a daemon: name and command line.
 
@@ -132,12 +132,14 @@ def attacks_of(
       programs: attacker and memory_attacker.
       socket: of the daemon.
       peer: "host:port" where other nodes reach it.
+      other_socket: of another node's daemon.
       uid: of the attacker, except on the peer port.
     """
     program = programs["attacker"]
     listed = subprocess.run([program, "--list"], capture_output=True, text=True, check=True)
+    where = [f"--socket={socket}", f"--peer={peer}", f"--other_socket={other_socket}"]
     attacks = {
-        name: [program, f"--attack={name}", f"--socket={socket}", f"--peer={peer}", f"--uid={uid}"]
+        name: [program, f"--attack={name}", *where, f"--uid={uid}"]
         for name in listed.stdout.split()
     }
     for name, words in _MEMORY_ATTACKS.items():

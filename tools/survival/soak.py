@@ -147,7 +147,7 @@ class Soak:
         self._innocent = programs["innocent"]
         self._random = random.Random(seed)
         self._progress = ProgressLine()
-        self.attacks = attacks_of(programs, daemon.socket, daemon.peer, _ATTACKER)
+        self.attacks = attacks_of(programs, daemon.socket, daemon.peer, other.socket, _ATTACKER)
         elsewhere = (f"--other_socket={other.socket}", f"--coordinator={daemon.peer}")
         self._jobs = {
             name: self._job(plan.uid, name, plan.flags + (elsewhere if plan.across else ()))
