@@ -21,6 +21,7 @@ namespace gradsync::daemon {
 //
 // Its users bound the queues and the pieces: each session queues at most one mapping per layout,
 // the pieces of one copy per bucket, those that end one void step per layout, and one teardown.
+// Each stream between nodes queues one message, and each of their jobs one piece of launches.
 // Thread-safe. The destructor runs everything that is queued.
 class FairExecutor final : public UserExecutor {
  public:
