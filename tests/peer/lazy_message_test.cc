@@ -1,0 +1,57 @@
+#include "daemon/peer/lazy_message.h"
+
+#include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/slice.h>
+
+#include <string>
+
+#include "gradsync/v1/peer.pb.h"
+#include "gtest/gtest.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using Lazy = LazyMessage<v1::AttachRequest>;
+
+// As gRPC gives it the bytes of a message.
+grpc::Status Receive(const std::string& bytes, Lazy* message) {
+  const grpc::Slice slice(bytes);
+  grpc::ByteBuffer buffer(&slice, 1);
+  return grpc::SerializationTraits<Lazy>::Deserialize(&buffer, message);
+}
+
+std::string MessageOf(std::size_t value_bytes) {
+  v1::AttachRequest message;
+  message.mutable_rendezvous_set()->set_value(std::string(value_bytes, 'x'));
+  return message.SerializeAsString();
+}
+
+TEST(LazyMessageTest, AShortMessageIsParsedWhenItComes) {
+  Lazy message;
+  EXPECT_EQ(message.Get(), nullptr) << "nothing has come";
+  ASSERT_TRUE(Receive(MessageOf(100), &message).ok());
+  ASSERT_NE(message.IfParsed(), nullptr);
+  EXPECT_EQ(message.Get()->rendezvous_set().value().size(), 100u);
+  message = Lazy();
+  EXPECT_EQ(message.Get(), nullptr);
+}
+
+TEST(LazyMessageTest, ALongMessageIsParsedWhenItIsUsed) {
+  Lazy message;
+  ASSERT_TRUE(Receive(MessageOf(2 * Lazy::kShortBytes), &message).ok());
+  EXPECT_EQ(message.IfParsed(), nullptr);
+  ASSERT_NE(message.Get(), nullptr);
+  EXPECT_EQ(message.Get()->rendezvous_set().value().size(), 2 * Lazy::kShortBytes);
+  EXPECT_NE(message.IfParsed(), nullptr);
+}
+
+TEST(LazyMessageTest, BytesThatAreNoMessageAreKnownWhenTheyAreParsed) {
+  Lazy message;
+  EXPECT_FALSE(Receive(std::string(10, '\xFF'), &message).ok());
+  ASSERT_TRUE(Receive(std::string(2 * Lazy::kShortBytes, '\xFF'), &message).ok());
+  EXPECT_EQ(message.Get(), nullptr);
+  EXPECT_EQ(message.Get(), nullptr);
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
