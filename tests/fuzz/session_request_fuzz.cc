@@ -112,7 +112,7 @@ class World {
                                                      [](const absl::StatusOr<Joined>&) {});
     v1::SessionResponse opened;
     opened.mutable_session_opened();
-    job->Take(opened);
+    FUZZ_CHECK(job->Take(opened).ok());
     forwarding_ = job;
     return job;
   }
