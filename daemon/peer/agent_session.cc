@@ -140,6 +140,7 @@ void AgentSession::ToWire(AgentItem item, v1::AttachResponse* out) {
 void AgentSession::OnAccepted() {
   heard_ns_.store(context_.clock->NowNs());
   address_ = HostOfCaller(caller());
+  if (context_.caller_key) caller_key_ = context_.caller_key(caller());
 }
 
 void AgentSession::Tick(std::uint64_t now_ns) {

@@ -20,6 +20,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
+#include "daemon/engine/caller.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/engine/socket_owner.h"
 #include "daemon/job/job_table.h"
@@ -55,6 +56,8 @@ struct AgentSessionContext {
   bool tls = false;                     // agents have shown certificates
   // This process's ends of its connections with a caller, as gRPC names it.
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
+  // Whose connection a caller has, as gRPC names it.
+  std::function<CallerKey(const std::string& caller)> caller_key;
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
   // How long other nodes' workers are kept for the next trainers.
@@ -108,6 +111,7 @@ class AgentSession final
   void Close(const absl::Status& status) override { Stream::Close(status); }
   const std::string& node_name() const override { return node_name_; }
   const std::string& address() const override { return address_; }
+  const CallerKey& caller_key() const { return caller_key_; }
   const EngineLimits& engine_limits() const override { return engine_limits_; }
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }
 
@@ -149,6 +153,7 @@ class AgentSession final
   // Written by OnHello(), before others know this session.
   std::string node_name_ = "(unknown)";
   std::string address_;
+  CallerKey caller_key_;
   EngineLimits engine_limits_;
   JobKey key_;
   std::shared_ptr<NodeGroup> node_group_;

@@ -53,8 +53,9 @@ ConnectionLimit::Address ConnectionLimit::AddressOf(absl::string_view ip) {
   return address;
 }
 
-void ConnectionLimit::ForEachLocked(absl::string_view ip, std::uint16_t port,
-                                    absl::FunctionRef<void(Caller*, const Open&)> found) {
+void ConnectionLimit::ForEachLocked(
+    absl::string_view ip, std::uint16_t port,
+    absl::FunctionRef<void(Callers::value_type*, const Open&)> found) {
   const Address address = AddressOf(ip);
   for (const Address& key : {Address{}, address}) {
     for (auto caller = callers_.lower_bound(CallerKey(key, std::nullopt));
@@ -62,7 +63,7 @@ void ConnectionLimit::ForEachLocked(absl::string_view ip, std::uint16_t port,
       // An earlier connection from this port may not be forgotten yet.
       for (const Open& one : caller->second.open) {
         if (one.peer.port == port && one.peer.ip == address && one.socket.IsOpen()) {
-          found(&caller->second, one);
+          found(&*caller, one);
         }
       }
     }
@@ -113,7 +114,7 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
     ForgetAllClosedLocked();
   }
   bool port_in_use = false;
-  ForEachLocked(ip, port, [&](Caller*, const Open&) { port_in_use = true; });
+  ForEachLocked(ip, port, [&](Callers::value_type*, const Open&) { port_in_use = true; });
   if (port_in_use) {
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
@@ -133,9 +134,9 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
 bool ConnectionLimit::End(const std::string& ip, std::uint16_t port) {
   MutexLock lock(&mutex_);
   bool any = false;
-  ForEachLocked(ip, port, [&](Caller* caller, const Open& one) {
+  ForEachLocked(ip, port, [&](Callers::value_type* caller, const Open& one) {
     if (!one.socket.End()) return;
-    caller->pause.Extend(clock_->NowNs());
+    caller->second.pause.Extend(clock_->NowNs());
     any = true;
   });
   return any;
@@ -209,10 +210,17 @@ void ConnectionLimit::EndAll() {
   }
 }
 
+std::optional<CallerKey> ConnectionLimit::CallerAt(const std::string& ip, std::uint16_t port) {
+  std::optional<CallerKey> key;
+  MutexLock lock(&mutex_);
+  ForEachLocked(ip, port, [&](Callers::value_type* caller, const Open&) { key = caller->first; });
+  return key;
+}
+
 std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, std::uint16_t port) {
   std::vector<sockaddr_storage> ends;
   MutexLock lock(&mutex_);
-  ForEachLocked(ip, port, [&](Caller*, const Open& one) {
+  ForEachLocked(ip, port, [&](Callers::value_type*, const Open& one) {
     if (const auto own = one.socket.OwnAddress()) ends.push_back(*own);
   });
   return ends;

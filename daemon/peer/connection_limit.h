@@ -69,6 +69,9 @@ class ConnectionLimit {
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends every connection, and refuses new ones.
   void EndAll();
+  // The caller with an open connection from this port of an address, as above. nullopt: there is no
+  // such connection.
+  std::optional<CallerKey> CallerAt(const std::string& ip, std::uint16_t port);
   // The addresses on this side of the open connections from this port of an address, as above.
   std::vector<sockaddr_storage> OwnEnds(const std::string& ip, std::uint16_t port);
 
@@ -99,7 +102,7 @@ class ConnectionLimit {
   static Address AddressOf(absl::string_view ip);
   // Calls `found` for each connection from this port of an address that is still open.
   void ForEachLocked(absl::string_view ip, std::uint16_t port,
-                     absl::FunctionRef<void(Caller*, const Open&)> found)
+                     absl::FunctionRef<void(Callers::value_type*, const Open&)> found)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckLocked(const Caller& caller, const std::string& who, std::uint64_t now_ns) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -112,6 +112,13 @@ void PeerListener::Start(std::function<void(UniqueFd connection)> connected) {
   thread_ = std::thread([this] { Loop(); });
 }
 
+CallerKey PeerListener::CallerAt(absl::string_view address) {
+  const TcpEnd end = EndOfCaller(address).value_or(TcpEnd{});
+  const auto open = limit_.CallerAt(std::string(end.ip.begin(), end.ip.end()), end.port);
+  // Otherwise the connection has ended.
+  return open.value_or(CallerKey(end.ip, std::nullopt));
+}
+
 std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
   std::vector<TcpEnd> ends;
   const std::optional<TcpEnd> other = EndOfCaller(caller);

@@ -20,6 +20,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/engine/caller.h"
 #include "daemon/engine/socket_owner.h"
 #include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
@@ -52,6 +53,8 @@ class PeerListener {
   }
   // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);
+  // Whose connection it is, from the address of its other end, as gRPC names it. Thread-safe.
+  CallerKey CallerAt(absl::string_view address);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller);
   // Accepts no more, and ends every connection. Idempotent.

@@ -18,7 +18,7 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr int kThreads = 2;
-// Streams of one address that have not said Hello.
+// Streams of one caller that have not said Hello.
 constexpr std::size_t kMaxUngreeted = 64;
 // Streams of one address that have said Hello: the jobs of its daemons. There may be several
 // daemons, on one machine or behind one address.
@@ -84,7 +84,7 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   hooks.request = service_.RequestOf<AgentSession>(0);
   hooks.accepted = [this, &context, accepted = std::move(accepted)](AgentSession* node,
                                                                     const auto& open) {
-    CloseOldest(node->address());
+    CloseOldest(*node);
     if (open.size() > kMaxNodes) {
       node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                             absl::StrCat("the daemon of node ", context.node_name, " serves ",
@@ -118,16 +118,17 @@ void PeerServer::EndCaller(const std::string& caller) {
              {{"address", caller}, {"why", "it called a method that no daemon has"}});
 }
 
-void PeerServer::CloseOldest(const std::string& address) {
+void PeerServer::CloseOldest(const AgentSession& newest) {
   std::vector<std::shared_ptr<AgentSession>> silent;  // the oldest first
   for (auto& session : Sessions()) {
-    if (!session->greeted() && session->address() == address) silent.push_back(std::move(session));
+    const bool same = session->caller_key() == newest.caller_key();
+    if (same && !session->greeted()) silent.push_back(std::move(session));
   }
   // Those that it has closed are among them until their ends have been sent.
   for (std::size_t i = 0; i + kMaxUngreeted < silent.size(); ++i) {
     silent[i]->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                               absl::StrCat(address, " has ", kMaxUngreeted,
-                                            " newer streams without Hello, as many as one address "
+                               absl::StrCat(newest.address(), " has ", kMaxUngreeted,
+                                            " newer streams without Hello, as many as one caller "
                                             "may have")));
   }
 }

@@ -20,6 +20,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/ticker.h"
+#include "daemon/engine/caller.h"
 #include "daemon/engine/socket_owner.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/peer_address.h"
@@ -57,6 +58,8 @@ class PeerServer {
   // Starts to accept streams and to handle messages. `context` outlives the server; `accepted` is
   // called after each new session.
   void Accept(const AgentSessionContext& context, std::function<void()> accepted);
+  // Whose connection a caller has, as gRPC names it.
+  CallerKey CallerAt(absl::string_view caller) { return listener_->CallerAt(caller); }
   // This process's ends of its connections with a caller, as gRPC names it.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller) { return listener_->OwnEnds(caller); }
   // The sessions that are open.
@@ -75,8 +78,8 @@ class PeerServer {
   void EndCaller(const std::string& caller);
   // Ends connections of callers that send much without a stream that has said Hello.
   void EndSilentSenders();
-  // Closes the oldest streams of this address that have said nothing, if they are too many.
-  void CloseOldest(const std::string& address);
+  // Closes the oldest streams of this one's caller that have said nothing, if they are too many.
+  void CloseOldest(const AgentSession& newest);
   // Called by the watcher. False: nobody is connected.
   bool WatchCalls();
   // Ends connections with too many open calls. `counted`: by the server.

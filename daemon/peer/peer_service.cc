@@ -154,6 +154,7 @@ class PeerService::Impl {
     context.memory = environment_.memory;
     context.tls = !options_.tls_certificate.empty();
     context.address_jobs = &address_jobs_;
+    context.caller_key = [this](const std::string& caller) { return server_->CallerAt(caller); };
     context.own_ends = [this](const std::string& caller) { return server_->OwnEnds(caller); };
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
     return context;

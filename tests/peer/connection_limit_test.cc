@@ -207,6 +207,18 @@ TEST_F(ConnectionLimitTest, AUserOfThisMachineIsOneCallerAtAllAddresses) {
   EXPECT_EQ(limit_.OwnEnds(ip, 3).size(), 1u);
 }
 
+TEST_F(ConnectionLimitTest, SaysWhoseConnectionItIs) {
+  const std::string first("\x7f\0\0\1", 4), second("\x7f\0\0\2", 4);
+  ASSERT_TRUE(AdmitLocal("127.0.0.1", 1, 54321).ok() && AdmitLocal("127.0.0.2", 2, 54321).ok());
+  ASSERT_TRUE(AdmitLocal("127.0.0.1", 3, 0).ok() && AdmitLocal("127.0.0.2", 4, 0).ok());
+  EXPECT_TRUE(limit_.CallerAt(first, 1).has_value());
+  EXPECT_EQ(limit_.CallerAt(first, 1), limit_.CallerAt(second, 2)) << "one user";
+  EXPECT_NE(limit_.CallerAt(first, 1), limit_.CallerAt(first, 3)) << "two users";
+  EXPECT_NE(limit_.CallerAt(first, 3), limit_.CallerAt(second, 4)) << "two daemons";
+  connections_.clear();
+  EXPECT_FALSE(limit_.CallerAt(first, 1).has_value()) << "it is closed";
+}
+
 TEST_F(ConnectionLimitTest, RootIsACallerOfItsOwnAtEachAddress) {
   ASSERT_TRUE(AdmitLocal("127.0.0.1", 1, 0).ok() && AdmitLocal("127.0.0.1", 2, 0).ok());
   EXPECT_FALSE(AdmitLocal("127.0.0.1", 3, 0).ok());
