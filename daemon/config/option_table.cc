@@ -324,8 +324,8 @@ std::vector<OptionEntry> MakeTable() {
             {"quota_engine_bytes_per_user", kQuotas,
              "Memory of one user's engines. Each job that spans nodes has an engine on each node, "
              "which takes 8 MiB, and five times engine_chunk_bytes for each lane: 28 MiB with the "
-             "defaults, so that 73 engines fit.",
-             "4GiB"}),
+             "defaults, so that 146 engines fit. An engine counts until its process has ended.",
+             "8GiB"}),
 
       String(
           &Options::peer_listen, "ADDRESS", "host:port, host (port 7417), or empty",
@@ -398,7 +398,8 @@ std::vector<OptionEntry> MakeTable() {
       Time(&Options::engine_timeout, EngineSettings::kMinSilence, EngineSettings::kMaxSilence,
            {"engine_timeout", kPeers,
             "A node is lost if, for this long, another node hears nothing from it or its data "
-            "does not arrive. Slow trainers do not count: step_timeout bounds them.",
+            "does not arrive. Slow trainers do not count: step_timeout bounds them. Other users' "
+            "sums on that node do count: see reduce_threads.",
             "30s"}),
 
       Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,

@@ -79,8 +79,8 @@ struct Options {
   std::uint64_t quota_control_bytes_per_user = std::uint64_t{256} << 20;
   // Bytes of engines between nodes: memory that the daemon shares with their processes, and an
   // estimate of what each process has for itself. Enough for the engines of 64 jobs with the
-  // default lanes and chunks, 28 MiB each, while a few of them end and start again.
-  std::uint64_t quota_engine_bytes_per_user = std::uint64_t{2} << 30;
+  // default lanes and chunks, 28 MiB each, while all of them end and start again.
+  std::uint64_t quota_engine_bytes_per_user = std::uint64_t{4} << 30;
 
   // ---- Other nodes ----
   // Address on which this daemon listens for daemons of other nodes, for jobs that span nodes:

@@ -90,6 +90,8 @@ class AgentSession final
 
   // Welcome was sent. It is the first message.
   bool greeted() const { return phase_.load() >= Phase::kWelcomed; }
+  // It is not welcome, and nothing that it has said waits for its turn.
+  bool silent() const { return !greeted() && !HasMessage(); }
   using Stream::caller;
   // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
   void Tick(std::uint64_t now_ns);

@@ -35,11 +35,11 @@ constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
 // gRPC reads a connection that it is given until there is nothing to read for a moment.
 constexpr std::uint64_t kConnectLimitNs = 500'000'000;
 
-// How many streams of this address have said Hello.
+// How many streams of this address have said Hello, or something that waits for its turn.
 std::size_t GreetedAt(const std::string& address,
                       const std::vector<std::shared_ptr<AgentSession>>& open) {
   return static_cast<std::size_t>(std::count_if(open.begin(), open.end(), [&](const auto& one) {
-    return one->greeted() && one->address() == address;
+    return !one->silent() && one->address() == address;
   }));
 }
 
@@ -122,7 +122,7 @@ void PeerServer::CloseOldest(const AgentSession& newest) {
   std::vector<std::shared_ptr<AgentSession>> silent;  // the oldest first
   for (auto& session : Sessions()) {
     const bool same = session->caller_key() == newest.caller_key();
-    if (same && !session->greeted()) silent.push_back(std::move(session));
+    if (same && session->silent()) silent.push_back(std::move(session));
   }
   // Those that it has closed are among them until their ends have been sent.
   for (std::size_t i = 0; i + kMaxUngreeted < silent.size(); ++i) {

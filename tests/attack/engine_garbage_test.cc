@@ -1,6 +1,7 @@
 // A trainer names a coordinator of its own, which plays a node of a job, meets this node's engine,
 // and sends it garbage. That engine fails, and nothing else: neither the daemon nor another job.
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -163,7 +164,9 @@ TEST_P(EngineGarbage, FailsItsOwnEngineAndNothingElse) {
   const int before = ProcessesOf(nodes.alpha());
 
   std::promise<std::vector<std::string>> failures;
+  std::atomic<bool> begun{false};
   FakeCoordinator fake([&](FakeCoordinator::Stream* stream) {
+    if (begun.exchange(true)) return;  // the daemon may look again whether it is there
     v1::AttachRequest hello;
     stream->Read(&hello);
     stream->Write(FakeCoordinator::Welcome());

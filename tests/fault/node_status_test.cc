@@ -39,7 +39,8 @@ void ExpectTraffic(const v1::EngineStatus& engine) {
 
 class NodeStatusTest : public testing::Test {
  protected:
-  TwoNodes nodes_{{"--engine_lanes=3", "--engine_chunk_bytes=32KiB"}};
+  // A job has the fewest lanes and the smallest chunks of its nodes.
+  TwoNodes nodes_{{"--engine_lanes=3", "--engine_chunk_bytes=32KiB"}, {"--engine_lanes=3"}};
 };
 
 TEST_F(NodeStatusTest, CoordinatorShowsNodesLanesAndMissingRanks) {
