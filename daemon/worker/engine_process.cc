@@ -22,7 +22,7 @@
 namespace gradsync::daemon {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 // How long one look at the store may take, and one wait for the process. Between them it looks
 // whether the nodes still want to connect.
@@ -190,15 +190,15 @@ void EngineProcess::OnEvent(const worker::EngineEvent& event) {
 }
 
 absl::Status EngineProcess::ServeStore() {
-  const Clock::time_point deadline =
-      Clock::now() + absl::ToChronoNanoseconds(options_.connect_timeout + 2 * kStartLimit);
+  const SteadyClock::time_point deadline =
+      SteadyClock::now() + absl::ToChronoNanoseconds(options_.connect_timeout + 2 * kStartLimit);
   StoreDesk desk(options_.store);
   for (;;) {
     std::deque<worker::EngineEvent> events;
     {
       const MutexLock lock(&mutex_);
       if (connecting_ && events_.empty() && !desk.busy()) {
-        changed_.WaitUntil(&mutex_, Clock::now() + absl::ToChronoNanoseconds(kLook));
+        changed_.WaitUntil(&mutex_, SteadyClock::now() + absl::ToChronoNanoseconds(kLook));
       }
       if (!connecting_) return connected_;
       events.swap(events_);
@@ -208,7 +208,7 @@ absl::Status EngineProcess::ServeStore() {
     }
     if (desk.full()) return Broken("asked for too much at once");
     if (absl::Status cancelled = options_.store->Cancelled(); !cancelled.ok()) return cancelled;
-    if (Clock::now() > deadline) return Broken("neither connected nor failed in time");
+    if (SteadyClock::now() > deadline) return Broken("neither connected nor failed in time");
     if (!desk.busy()) continue;
     const absl::Status looked =
         desk.Look(kLook, [this](const std::string& key, const std::string& value) {

@@ -58,7 +58,8 @@ TEST(CallerPlaceOf, KnowsTheUserOfALocalConnection) {
   ASSERT_TRUE(ours.valid());
   const CallerPlace place = CallerPlaceOf(ours.get(), peer);
   EXPECT_TRUE(place.local);
-  if (CanFindOwners()) EXPECT_EQ(place.user, getuid());
+  EXPECT_EQ(place.user.has_value(), CanFindOwners());
+  EXPECT_EQ(place.user.value_or(getuid()), getuid());
   const CallerPlace elsewhere =
       CallerPlaceOf(ours.get(), ParseAddress("192.0.2.1", 1).value().storage);
   EXPECT_FALSE(elsewhere.local);

@@ -35,7 +35,7 @@ TEST(EngineSettingsTest, NoNodeHasMoreLanesOrLargerChunksThanItsOwnOptionsSay) {
   }
 }
 
-// The bytes that the user of these trainers has on this node.
+// What the engines of all users take on this node.
 std::uint64_t EngineBytes(const TestDaemon& daemon) {
   std::uint64_t bytes = 0;
   for (const v1::UserMemory& user : daemon.Status().users()) bytes += user.engine_bytes();
@@ -52,7 +52,7 @@ TEST(EngineSettingsTest, AnEnginesMemoryIsTheUsersWhileItLives) {
     EXPECT_GT(EngineBytes(nodes.beta()), std::uint64_t{20} << 20);
     nodes.beta().Kill();
   }
-  // It waits for no job on a node that is lost.
+  // The engine ends with the other node.
   EXPECT_TRUE(nodes.alpha().AwaitStatus([](const v1::GetStatusResponse& status) {
     for (const v1::UserMemory& user : status.users()) {
       if (user.engine_bytes() > 0) return false;
