@@ -42,12 +42,12 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   MessageStream& operator=(const MessageStream&) = delete;
   virtual ~MessageStream() = default;
 
-  // Queues a message without sending it. Drops it if the stream has ended. If the other side leaves
-  // more unread than the limits allow, the next Flush() disconnects it.
+  // Queues a message without sending it. Drops it if the stream has ended or a write has failed. If
+  // the other side leaves more unread than the limits allow, the next Flush() disconnects it.
   void Queue(Item item) {
     const std::size_t bytes = BytesOf(item);
     MutexLock lock(&mutex_);
-    if (ended_ || overflow_) return;
+    if (ended_ || overflow_ || broken_) return;
     const std::size_t sum = queued_bytes_ + bytes;
     if (sum + writing_bytes_ > granted_bytes_) {
       refused_ = Grant(sum + writing_bytes_, &granted_bytes_);

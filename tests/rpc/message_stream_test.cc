@@ -324,6 +324,21 @@ TEST_F(MessageStreamTest, SendsNothingAfterAFailedWrite) {
   EXPECT_EQ(record_.finished, absl::OkStatus());
 }
 
+// Meanwhile others queue pings, for as long as the end waits for its turn.
+TEST_F(MessageStreamTest, MessagesAfterAFailedWriteAreNotUnread) {
+  stream_->Began();
+  stream_->holds = true;
+  stream_->EndReads();
+  stream_->Send(1);
+  stream_->CompleteWrite(false);
+  for (int number = 2; number < 12; ++number) stream_->Send(number);
+  EXPECT_EQ(record_.cancels, 0);
+  std::exchange(stream_->waiting, nullptr)(/*drop=*/false);
+  EXPECT_EQ(record_.disconnected, "");
+  EXPECT_THAT(record_.sent, ElementsAre("1"));
+  EXPECT_EQ(record_.finished, absl::OkStatus());
+}
+
 TEST_F(MessageStreamTest, ClientFinishesAfterTheServer) {
   stream_ = std::make_shared<FakeStream>(&record_, kLimits, /*server=*/false);
   stream_->Began();
