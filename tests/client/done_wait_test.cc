@@ -12,7 +12,7 @@
 
 #include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
-#include "tests/client/thread_sleep.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace gradsync::client {
 namespace {

@@ -16,7 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/job_of_threads.h"
 #include "tests/client/scripted_daemon.h"
-#include "tests/client/thread_sleep.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace gradsync {
 namespace {

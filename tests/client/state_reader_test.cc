@@ -28,7 +28,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
-#include "tests/client/thread_sleep.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace gradsync::client {
 namespace {

@@ -16,7 +16,7 @@
 #include "client/src/error.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/v1/gradsync.pb.h"
-#include "tests/client/thread_sleep.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace gradsync::client {
 namespace {

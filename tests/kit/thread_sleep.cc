@@ -1,4 +1,4 @@
-#include "tests/client/thread_sleep.h"
+#include "tests/kit/thread_sleep.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // Whether a thread of this process sleeps: for tests of calls that must wait.
 
-#ifndef TESTS_CLIENT_THREAD_SLEEP_H_
-#define TESTS_CLIENT_THREAD_SLEEP_H_
+#ifndef TESTS_KIT_THREAD_SLEEP_H_
+#define TESTS_KIT_THREAD_SLEEP_H_
 
 #include <sys/types.h>
 
@@ -17,4 +17,4 @@ void AwaitSleep(pid_t thread, const std::atomic<bool>* returned = nullptr);
 
 }  // namespace gradsync
 
-#endif  // TESTS_CLIENT_THREAD_SLEEP_H_
+#endif  // TESTS_KIT_THREAD_SLEEP_H_
