@@ -223,6 +223,7 @@ bool JobTable::DropRetiredLocked(const Tenant& user, std::size_t keep) {
 void JobTable::RetireLocked(std::shared_ptr<Job> job) {
   jobs_failed_ += job->HasEnded() ? 1 : 0;
   const Tenant user = job->identity().payer();
+  job->Retire();
   retired_.push_front(std::move(job));
   DropRetiredLocked(user, kRetiredPerUser);
   if (retired_.size() > kRetired) retired_.pop_back();
@@ -235,17 +236,11 @@ void JobTable::RetireEmpty(const Tenant* user) {
     if (asked && job->Empty()) empty.push_back(std::move(job));
   }
   if (empty.empty()) return;
-  JobList retired;
-  {
-    MutexLock lock(&mutex_);
-    for (const auto& job : empty) {
-      // Still: with policy `hold` a rank may have come back meanwhile.
-      if (!job->Empty() || !RemoveLocked(*job)) continue;
-      RetireLocked(job);
-      retired.push_back(job);
-    }
+  MutexLock lock(&mutex_);
+  for (auto& job : empty) {
+    // Still: with policy `hold` a rank may have come back meanwhile.
+    if (job->Empty() && RemoveLocked(*job)) RetireLocked(std::move(job));
   }
-  for (const auto& job : retired) job->Retire();
 }
 
 bool JobTable::RemoveLocked(const Job& job) {

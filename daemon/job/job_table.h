@@ -4,8 +4,8 @@
 // for status and statistics.
 //
 // Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_. Jobs are made, ticked and ended without
-// the table's lock. With it, a call asks only jobs of its own user, and empty ones: other users do
-// not wait while a job is busy.
+// the table's lock. With it, a call asks only jobs of its own user, and empty ones, which it
+// retires: other users do not wait while a job is busy.
 
 #ifndef DAEMON_JOB_JOB_TABLE_H_
 #define DAEMON_JOB_JOB_TABLE_H_
@@ -122,7 +122,8 @@ class JobTable final : public JobFinder {
   void RetireEmpty(const Tenant* user) ABSL_LOCKS_EXCLUDED(mutex_);
   // Removes the job from the live ones. False: it is none.
   bool RemoveLocked(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Job::Retire() follows, without the lock.
+  // Keeps the job, which is empty, for those who ask. Whoever has the lock next finds its memory
+  // with the executor.
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobEnvironment environment_;

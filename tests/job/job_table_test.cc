@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -17,6 +20,7 @@
 #include "tests/job/trainer_memory.h"
 #include "tests/kit/gate.h"
 #include "tests/kit/manual_clock.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -33,6 +37,20 @@ JobKey Key(uid_t uid = 1000, const std::string& job_id = "run",
 absl::Status Draining() {
   return MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon stops");
 }
+
+// Runs all work within the call, and what a test wants done before it.
+class ImmediateExecutor final : public UserExecutor {
+ public:
+  void Run(const Tenant& /*user*/, std::function<void()> work) override {
+    if (before_) std::exchange(before_, nullptr)();
+    work();
+  }
+  // Calls `before` once, before the next work.
+  void Before(std::function<void()> before) { before_ = std::move(before); }
+
+ private:
+  std::function<void()> before_;
+};
 
 class JobTableTest : public testing::Test {
  protected:
@@ -579,6 +597,46 @@ TEST_F(JobTableTest, ABusyJobDelaysNoOtherUser) {
   ticks.join();
   table_.Tick();
   EXPECT_EQ(table_.Jobs().size(), 3u);
+}
+
+// It waits for the table, or finds the job retired.
+TEST_F(JobTableTest, ARankThatJoinsWhileAJobRetiresHasItsMemory) {
+  ArenaQuota memory(std::uint64_t{64} << 20);
+  ImmediateExecutor executor;
+  JobEnvironment environment = Environment();
+  environment.memory = &memory;
+  environment.executor = &executor;
+  JobTable table(environment, kQuota);
+  LayoutRequest request;
+  request.spec.name = "model";
+  request.spec.explicit_buckets.assign(1000, {DataType::kFloat32, 4});
+  const auto job =
+      table.Join(Key(), 0, 1, {}, /*incarnation=*/1, std::make_shared<RecordingSink>());
+  ASSERT_TRUE(job.ok()) << job.status();
+  ASSERT_TRUE((*job)->RegisterLayout({0, 1}, request).ok());
+  const Tenant user(1000);
+  const auto others = memory.Reserve(user, memory.bytes_per_user() - memory.bytes_of(user));
+  ASSERT_TRUE(others.ok()) << others.status();
+  (*job)->Lose({0, 1}, absl::AbortedError("it has ended"));
+
+  std::thread next;
+  std::atomic<pid_t> joins{0};
+  std::atomic<bool> returned{false};
+  absl::Status joined;
+  executor.Before([&] {
+    next = std::thread([&] {
+      joins = ThisThread();
+      const auto sink = std::make_shared<RecordingSink>();
+      joined = table.Join(Key(1000, "next"), 0, 1, {}, /*incarnation=*/2, sink).status();
+      returned = true;
+    });
+    while (joins == 0) std::this_thread::yield();
+    AwaitSleep(joins, &returned);
+  });
+  table.Tick();
+  ASSERT_TRUE(next.joinable()) << "nothing was given back";
+  next.join();
+  EXPECT_TRUE(joined.ok()) << joined;
 }
 
 TEST_F(JobTableTest, ARankThatIsRefusedLeavesTheGenerationThatItWouldReplace) {
