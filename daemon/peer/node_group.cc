@@ -102,8 +102,7 @@ void NodeGroup::Advance() {
   }
   if (piece.empty()) return Run(std::move(actions));
   for (Launches& launches : piece) launches.ended = launches.job->HasEnded();
-  bool more = false;
-  Tenant user;
+  bool again = false;
   {
     MutexLock lock(&mutex_);
     if (detaching_.empty()) {
@@ -112,14 +111,17 @@ void NodeGroup::Advance() {
       waiting_.insert(waiting_.begin(), std::make_move_iterator(piece.begin()),
                       std::make_move_iterator(piece.end()));
     }
-    more = detaching_.empty() && !waiting_.empty() && !has_turn_ && !shut_down_;
-    if (more) {
+    const bool rest = detaching_.empty() && !waiting_.empty() && !has_turn_;
+    again = rest && shut_down_;  // since the piece was taken: no turn may follow
+    if (rest && !shut_down_) {
       has_turn_ = true;
-      user = waiting_.front().job->identity().payer();
+      // With the lock: after Shutdown() the executor may be gone.
+      environment_.executor->Run(waiting_.front().job->identity().payer(),
+                                 [self = shared_from_this()] { self->TakeTurn(); });
     }
   }
   Run(std::move(actions));
-  if (more) environment_.executor->Run(user, [self = shared_from_this()] { self->TakeTurn(); });
+  if (again) Advance();
 }
 
 void NodeGroup::TakeTurn() {

@@ -32,9 +32,9 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe. Lock order: NodeGroup::mutex_, then NodeExchange's and the links' queues. It calls
-// jobs, their operations' done() and the links' Flush() and Close() without its lock (Actions). The
-// reducers that it gives to its jobs own it.
+// Thread-safe. Lock order: NodeGroup::mutex_, then those of NodeExchange, of the links' queues and
+// of the executor. It calls jobs, their operations' done() and the links' Flush() and Close()
+// without its lock (Actions). The reducers that it gives to its jobs own it.
 class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
  public:
   NodeGroup(JobKey key, NodeGroupEnvironment environment);

@@ -27,7 +27,9 @@ void JobFixture::Start(std::uint32_t ranks, bool divide_by_world, std::uint64_t 
   options_.step_timeout_ns = step_timeout_ns;
   job_ = std::make_shared<Job>(JobIdentity{1000, "run-7", "", 1, {}}, ranks, options_, environment);
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
-    sinks_.push_back(std::make_shared<RecordingSink>());
+    sinks_.push_back(std::make_shared<RecordingSink>([this](const SessionMessage& message) {
+      if (on_message_) on_message_(message);
+    }));
     if (rank + absent >= ranks) continue;
     const absl::Status joined = job_->Join(rank, ranks, options_, Incarnation(rank), sinks_.back());
     ASSERT_TRUE(joined.ok()) << joined;

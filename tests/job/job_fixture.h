@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -89,6 +90,8 @@ class JobFixture : public testing::Test {
   std::vector<std::vector<std::unique_ptr<TrainerMemory>>> memory_;  // by channel, by rank
   std::vector<std::size_t> buckets_;                                 // by channel
   std::vector<std::string> logged_;                                  // about late ranks
+  // Of the sinks that Start() makes, as RecordingSink's. Null: nothing is called.
+  std::function<void(const SessionMessage&)> on_message_;
 };
 
 }  // namespace gradsync::daemon

@@ -2,12 +2,14 @@
 
 #include "daemon/peer/node_group.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,9 @@
 #include "tests/engine/event.h"
 #include "tests/job/job_fixture.h"
 #include "tests/job/manual_executor.h"
+#include "tests/kit/gate.h"
+#include "tests/kit/soon.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -32,8 +37,13 @@ class RecordingLink final : public NodeLink {
     messages_.push_back(std::move(message));
   }
   void Flush() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++flushes_;
+    std::function<void()> on_flush;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      ++flushes_;
+      on_flush.swap(on_flush_);
+    }
+    if (on_flush) on_flush();
   }
   void Close(const absl::Status& status) override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -63,6 +73,11 @@ class RecordingLink final : public NodeLink {
     const std::lock_guard<std::mutex> lock(mutex_);
     return flushes_;
   }
+  // Calls this once, within the next Flush().
+  void OnFlush(std::function<void()> call) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    on_flush_ = std::move(call);
+  }
 
  private:
   const std::string name_;
@@ -72,6 +87,7 @@ class RecordingLink final : public NodeLink {
   std::vector<v1::AttachResponse> messages_;
   bool closed_ = false;
   int flushes_ = 0;
+  std::function<void()> on_flush_;
 };
 
 // What a test sees of an engine. It stays valid after the engine has been destroyed.
@@ -220,6 +236,23 @@ class NodeGroupTest : public JobFixture {
       EXPECT_EQ(launches[i].launch().sequence(), i + 1);
     }
     return launches.size();
+  }
+
+  // All nodes finish the first `launches` launches.
+  void FinishFirst(std::size_t launches) {
+    const auto engine = engines_.Await(0);
+    ASSERT_TRUE(engine->submitted.Wait().has_value());
+    for (std::size_t finished = 0; finished < launches;) {
+      for (Exchange* exchange : engine->Take()) {
+        exchange->done(absl::OkStatus());
+        ++finished;
+      }
+    }
+    for (std::size_t sequence = 1; sequence <= launches; ++sequence) {
+      for (const auto& link : {beta_, gamma_}) {
+        ASSERT_TRUE(LaunchDone(link.get(), 1, sequence).ok());
+      }
+    }
   }
 
   // Gamma, whose rank has left, detaches while a bucket is in flight. Then a bucket of `other` is
@@ -385,23 +418,7 @@ TEST_F(NodeGroupTest, ADetachComesBetweenTheTurnsOfAStep) {
   node_group_->Detach(gamma_);
   turns_.RunAll();
   EXPECT_EQ(beta_->Of(v1::AttachResponse::kLaunch).size(), launched) << "gamma is leaving";
-  const auto engine = engines_.Await(0);
-  ASSERT_TRUE(engine->submitted.Wait().has_value());
-  const auto finish = [&](std::size_t launches) {
-    std::size_t finished = 0;
-    while (finished < launches) {
-      for (Exchange* exchange : engine->Take()) {
-        exchange->done(absl::OkStatus());
-        ++finished;
-      }
-    }
-  };
-  finish(launched);
-  for (std::size_t sequence = 1; sequence <= launched; ++sequence) {
-    for (const auto& link : {beta_, gamma_}) {
-      ASSERT_TRUE(LaunchDone(link.get(), 1, sequence).ok());
-    }
-  }
+  FinishFirst(launched);
   EXPECT_TRUE(gamma_->Closed());
   turns_.RunAll();
   EXPECT_EQ(beta_->Of(v1::AttachResponse::kLaunch).size(), kMany);
@@ -426,6 +443,52 @@ TEST_F(NodeGroupTest, AGroupThatIsShutDownNeedsNoTurn) {
   }
   EXPECT_EQ(turns_.pending(), 0u);
   EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "a node of the job is being lost"));
+}
+
+// A thread that has taken a piece asks the job, without the group's lock. Here the job is busy.
+TEST_F(NodeGroupTest, AGroupThatIsShutDownDuringATurnLaunchesNothingMore) {
+  EndStepOfMany();
+  const std::size_t launched = LaunchedOfMany(beta_.get());
+  FinishFirst(launched);
+  ASSERT_EQ(turns_.pending(), 1u) << "some are left";
+  Gate busy, release;
+  on_message_ = [&](const SessionMessage&) {
+    busy.Open();
+    release.Wait();
+  };
+  ASSERT_TRUE(job_->RegisterLayout(Of(0), Request(Spec(1, "late"), clock_.NowNs())).ok());
+  std::thread ticks([&] { job_->Tick(); });  // the registration has come too late
+  busy.Wait();
+  std::atomic<pid_t> id{0};
+  std::thread turn([&] {
+    id = ThisThread();
+    turns_.RunNext();
+  });
+  ASSERT_TRUE(Soon([&] { return id != 0; }));
+  AwaitSleep(id);
+  node_group_->Shutdown();
+  release.Open();
+  ticks.join();
+  turn.join();
+  on_message_ = nullptr;
+  EXPECT_EQ(turns_.pending(), 0u);
+  EXPECT_EQ(LaunchedOfMany(beta_.get()), launched);
+  EXPECT_TRUE(Says(Only<SessionEndMessage>(0).status, "a node of the job is being lost"));
+}
+
+// After Shutdown() the executor may be gone.
+TEST_F(NodeGroupTest, AGroupThatIsShutDownDuringALaunchCallsTheExecutorNoMore) {
+  std::size_t before = 0;
+  const std::uint32_t many = AgreeOn("many", kMany);
+  beta_->OnFlush([&] {
+    node_group_->Shutdown();
+    before = turns_.pending();
+  });
+  for (const std::uint32_t rank : {0, 1, 2}) {
+    ASSERT_TRUE(job_->FinishStep(Of(rank), many, 1, "").ok());
+  }
+  EXPECT_EQ(before, 1u);
+  EXPECT_EQ(turns_.pending(), before);
 }
 
 TEST_F(NodeGroupTest, LaunchDuringADetachWaitsForTheNextEngine) {
