@@ -417,7 +417,8 @@ void CoordinatorLink::OnProbed(const std::string& why) {
   {
     MutexLock lock(&mutex_);
     probing_ = false;
-    if (state_ != State::kDialing) return;
+    // With a message the coordinator has answered after all.
+    if (state_ != State::kDialing || HasMessage()) return;
     overdue = ranks_.TakeOverdue(context_.clock->NowNs());
     last = !ranks_.waiting();
     // A rank that comes now dials anew.
@@ -493,20 +494,20 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     if (ticked_ns_ != 0 && now_ns > ticked_ns_ + kOwnStopNs) heard_ns_.store(now_ns);
     ticked_ns_ = now_ns;
     up = state_ == State::kUp;
-    if (state_ == State::kDialing && !probing_ && ranks_.Overdue(now_ns)) {
+    const bool dialing = state_ == State::kDialing;
+    if (dialing && !has_message && !probing_ && ranks_.Overdue(now_ns)) {
       probe = probing_ = true;
-    } else if (state_ == State::kUp && !has_message &&
-               now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
+    } else if (up && !has_message && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
       cancel = true;
       cause_ = "it sent nothing for 5 s: its daemon is stopped, or the link is down";
-    } else if (state_ == State::kUp) {
+    } else if (up) {
       // A link whose job has never formed keeps no engine.
       const std::uint64_t idle_ns = engine_->engines_made() == 0 ? kUnusedNs : context_.idle_ns;
       idle = now_ns > idle_since_ns_ + idle_ns;
-      // While a message waits for its turn, no ping is read.
-      tell = has_message && now_ns >= told_ns_ + kPingPeriodNs;
-      if (tell) told_ns_ = now_ns;
     }
+    // While a message waits for its turn, no ping is read. The first one is the Welcome.
+    tell = has_message && (up || dialing) && now_ns >= told_ns_ + kPingPeriodNs;
+    if (tell) told_ns_ = now_ns;
   }
   if (probe) {
     ReachProbe::Start(channel_, queue_,

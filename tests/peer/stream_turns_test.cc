@@ -39,6 +39,7 @@ namespace {
 constexpr Tenant kUser(1000);
 constexpr std::uint64_t kSecond = 1'000'000'000;
 constexpr std::uint64_t kStagingBytes = 4096;
+constexpr std::uint64_t kRankPatienceNs = 3600 * kSecond;  // with its coordinator
 
 // Keeps the turns until the test gives them, or lets all come. Thread-safe.
 class HeldTurns final : public UserExecutor {
@@ -334,7 +335,7 @@ class LinkTurnsTest : public testing::Test {
     join.rank = 1;
     join.world_size = 2;
     join.incarnation = 42;
-    join.patience_ns = 3600 * kSecond;
+    join.patience_ns = kRankPatienceNs;
     join.message = std::make_shared<const v1::OpenSession>(OpenOf(1, 2));
     ASSERT_TRUE(link_->Join(join, std::make_shared<RecordingSink>(), [](const auto&) {}));
     link_->Dial(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()), &queue_);
@@ -364,19 +365,47 @@ bool AwaitPong(ScriptedCoordinator::Stream* stream, std::uint64_t number) {
   return false;
 }
 
+// Reads the agent's messages until a rank joins. False: the stream has ended.
+bool AwaitOpen(ScriptedCoordinator::Stream* stream) {
+  v1::AttachRequest message;
+  while (stream->Read(&message)) {
+    if (message.rank_request().request().has_open_session()) return true;
+  }
+  return false;
+}
+
+// Returns when the test ends the stream. Earlier that end would have a turn among the others.
+void AwaitEnd(ScriptedCoordinator::Stream* stream) {
+  for (v1::AttachRequest message; stream->Read(&message);) {
+  }
+}
+
+v1::AttachResponse Welcome() {
+  v1::AttachResponse message;
+  message.mutable_welcome()->set_instance(std::string(kInstanceBytes, 'a'));
+  message.mutable_welcome()->set_node_name("alpha");
+  return message;
+}
+
+// What a script says. False if it does not say it soon.
+bool Said(std::promise<bool>* promise) {
+  auto said = promise->get_future();
+  const auto state = said.wait_for(std::chrono::milliseconds(kPatienceMs));
+  return state == std::future_status::ready && said.get();
+}
+
 TEST_F(LinkTurnsTest, NeitherSideIsSilentWhileAMessageWaits) {
   std::promise<bool> lives, answers;
   ScriptedCoordinator fake([&](ScriptedCoordinator::Stream* stream) {
+    stream->Write(Welcome());
     v1::AttachResponse message;
-    message.mutable_welcome()->set_instance(std::string(kInstanceBytes, 'a'));
-    message.mutable_welcome()->set_node_name("alpha");
-    stream->Write(message);
     message.mutable_engine_end()->set_epoch(1);
     stream->Write(message);
     lives.set_value(AwaitPong(stream, 0));
     message.mutable_ping()->set_number(7);
     stream->Write(message);
     answers.set_value(AwaitPong(stream, 7));
+    AwaitEnd(stream);
   });
   Dial(fake.address());
   ASSERT_TRUE(turns_.Give(kUser)) << "the Welcome";
@@ -386,10 +415,29 @@ TEST_F(LinkTurnsTest, NeitherSideIsSilentWhileAMessageWaits) {
     link_->Tick(clock_.NowNs());
   }
   EXPECT_FALSE(link_->ended());
-  EXPECT_TRUE(lives.get_future().get()) << "although it reads no ping";
+  EXPECT_TRUE(Said(&lives)) << "although it reads no ping";
   ASSERT_TRUE(turns_.Give(kUser));
-  EXPECT_TRUE(answers.get_future().get());
+  EXPECT_TRUE(Said(&answers));
   EXPECT_EQ(turns_.Held(kUser), 0u) << "a ping needs no turn";
+}
+
+// The coordinator pings from its Welcome on, and the rank waits until the Welcome is handled.
+TEST_F(LinkTurnsTest, NeitherSideIsSilentWhileTheWelcomeWaits) {
+  std::promise<bool> lives, joins;
+  ScriptedCoordinator fake([&](ScriptedCoordinator::Stream* stream) {
+    stream->Write(Welcome());
+    lives.set_value(AwaitPong(stream, 0));
+    joins.set_value(AwaitOpen(stream));
+    AwaitEnd(stream);
+  });
+  Dial(fake.address());
+  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; })) << "the Welcome waits";
+  clock_.Advance(2 * kRankPatienceNs);
+  link_->Tick(clock_.NowNs());
+  ASSERT_TRUE(Said(&lives)) << "although it reads no ping";
+  EXPECT_FALSE(link_->ended());
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_TRUE(Said(&joins)) << "although its patience has ended";
 }
 
 }  // namespace
