@@ -34,6 +34,8 @@ constexpr std::size_t kEnginesPerJob = 4;
 constexpr auto kTick = std::chrono::milliseconds(100);
 // With two threads, one user's long work leaves one for the others.
 constexpr int kTurnThreads = 2;
+// No step waits for messages that take up to a second.
+constexpr int kLaunchThreads = 2;
 
 std::string RandomInstance() {
   std::string instance(kInstanceBytes, '\0');
@@ -97,6 +99,9 @@ class PeerService::Impl {
           {{"nodes", server_->streams().Get()}, {"coordinators", links_.streams().Get()}});
     }
     server_->Stop();
+    // What they still run uses the other members, and the reaper.
+    launch_threads_.reset();
+    turn_threads_.reset();
     reaper_.reset();  // the engines that it destroys may still call back
   }
 
@@ -136,7 +141,7 @@ class PeerService::Impl {
     environment.make_engine = make_engine_;
     environment.encrypted = !options_.tls_certificate.empty();
     environment.reaper = reaper_.get();
-    environment.executor = turn_threads_.get();
+    environment.executor = launch_threads_.get();
     environment.clock = environment_.clock;
     environment.memory = environment_.memory;
     return environment;
@@ -236,7 +241,8 @@ class PeerService::Impl {
   std::vector<std::string> warnings_;
   std::vector<std::string> notices_;
 
-  const std::unique_ptr<FairExecutor> turn_threads_ = std::make_unique<FairExecutor>(kTurnThreads);
+  std::unique_ptr<FairExecutor> turn_threads_ = std::make_unique<FairExecutor>(kTurnThreads);
+  std::unique_ptr<FairExecutor> launch_threads_ = std::make_unique<FairExecutor>(kLaunchThreads);
   PeerTurns turns_{environment_.clock, turn_threads_.get()};
   EngineQuota engines_;
   AddressJobs address_jobs_;

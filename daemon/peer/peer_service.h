@@ -53,8 +53,8 @@ struct PeerEnvironment {
 };
 
 // Thread-safe. Owned by the daemon. It owns the connections and has threads of its own: two that
-// read messages, two for the turns of users, one that ticks, and one for each engine that is being
-// destroyed.
+// read messages, two for the turns of users, two that launch the rest of large steps, one that
+// ticks, and one for each engine that is being destroyed.
 class PeerService final : public JobFinder, public NodeStatusSource {
  public:
   // Starts to listen. INVALID_ARGUMENT or UNAVAILABLE says what is wrong with the address or the

@@ -54,7 +54,7 @@ class UserTurns {
   std::atomic<std::uint64_t> paid_ns_{0};
 };
 
-// Thread-safe. Outlives the streams.
+// Thread-safe. Outlives the streams, and what the executor has of them.
 class PeerTurns {
  public:
   // What a user's messages may use of the threads that read: so many nanoseconds of time for each
@@ -65,7 +65,7 @@ class PeerTurns {
   // What gRPC takes to read a message counts, too.
   static constexpr std::uint64_t kReadNs = 5'000;
 
-  // Both outlive it.
+  // Both outlive the streams.
   PeerTurns(const Clock* clock, UserExecutor* executor) : clock_(clock), executor_(executor) {}
 
   // The turns of a user. Those who use them share them.

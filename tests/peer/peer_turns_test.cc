@@ -117,8 +117,8 @@ TEST(PeerTurnsThreadsTest, AUsersSlowMessagesDelayNobodyElse) {
   ManualClock clock;
   Gate gate, bobs;
   std::atomic<bool> light{false};
-  FairExecutor executor(2);
-  PeerTurns turns(&clock, &executor);
+  auto executor = std::make_unique<FairExecutor>(2);
+  PeerTurns turns(&clock, executor.get());
   const auto alice = turns.Of(kAlice), bob = turns.Of(kBob);
   for (int i = 0; i < 3; ++i) alice->Add(MessageWeight::kHeavy, [&](bool) { gate.Wait(); });
   bob->Add(MessageWeight::kLight, [&](bool) { light = true; });
@@ -126,6 +126,7 @@ TEST(PeerTurnsThreadsTest, AUsersSlowMessagesDelayNobodyElse) {
   bob->Add(MessageWeight::kHeavy, [&](bool) { bobs.Open(); });
   bobs.Wait();  // for ever, if the first user has all threads
   gate.Open();
+  executor.reset();  // what waits there uses the turns
 }
 
 }  // namespace
