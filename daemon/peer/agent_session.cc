@@ -68,7 +68,7 @@ bool IsLight(const v1::SessionRequest& request) {
   }
 }
 
-// `message`: null if it is long.
+// `message`: null if it is not parsed.
 MessageWeight WeightOf(const v1::AttachRequest* message) {
   bool light = false;
   switch (message == nullptr ? v1::AttachRequest::KIND_NOT_SET : message->kind_case()) {
@@ -175,15 +175,20 @@ absl::Status AgentSession::Malformed(absl::string_view what) const {
 void AgentSession::InTurn(const LazyMessage<v1::AttachRequest>* message, UserTurns::Take take) {
   if (turns_ == nullptr) turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : kStrangers);
   const auto turns = turns_;  // this session may end within the call
-  turns->Add(WeightOf(message == nullptr ? nullptr : message->IfParsed()), std::move(take));
+  const std::uint64_t begin_ns = context_.clock->NowNs();
+  const v1::AttachRequest* parsed = nullptr;
+  if (message != nullptr) {
+    // What a stranger says is heavy anyway.
+    const bool parse = greeted() && turns->HasShare(begin_ns);
+    parsed = parse ? message->IfShort() : message->IfParsed();
+  }
+  turns->Add(begin_ns, WeightOf(parsed), std::move(take));
 }
 
 void AgentSession::OnMessage(const LazyMessage<v1::AttachRequest>& received) {
   const std::uint64_t now_ns = context_.clock->NowNs();
   heard_ns_.store(now_ns);
-  const v1::AttachRequest* const message = received.Get();
-  absl::Status status =
-      message == nullptr ? Malformed("bytes that are no message") : Take(*message);
+  absl::Status status = Read(received);
   if (status.ok()) status = CheckNeed(now_ns);
   if (status.ok()) return;
   constexpr char kRefused[] = "node refused";
@@ -232,13 +237,22 @@ void AgentSession::LoseAll(const absl::Status& why) {
   node_group->Lost(this, why);
 }
 
+absl::Status AgentSession::Read(const LazyMessage<v1::AttachRequest>& received) {
+  // All strangers have turns together, so what they send must not take long. A Hello is short.
+  if (!greeted() && !received.IsShort()) return TakeOfStranger();
+  const v1::AttachRequest* const message = received.Get();
+  return message == nullptr ? Malformed("bytes that are no message") : Take(*message);
+}
+
+absl::Status AgentSession::TakeOfStranger() const {
+  // It was refused, and does not know it yet.
+  if (phase_.load() != Phase::kConnected) return absl::OkStatus();
+  return Malformed("the first message is not Hello");
+}
+
 absl::Status AgentSession::Take(const v1::AttachRequest& message) {
   if (message.has_hello()) return OnHello(message.hello());
-  if (node_group_ == nullptr) {
-    // It was refused, and does not know it yet.
-    if (phase_.load() != Phase::kConnected) return absl::OkStatus();
-    return Malformed("the first message is not Hello");
-  }
+  if (node_group_ == nullptr) return TakeOfStranger();
   switch (message.kind_case()) {
     case v1::AttachRequest::kRankRequest:
       return OnRankRequest(message.rank_request());

@@ -130,7 +130,10 @@ class AgentSession final
   void Drained(std::size_t* granted) override;
   void ToWire(AgentItem item, v1::AttachResponse* out) override;
 
+  absl::Status Read(const LazyMessage<v1::AttachRequest>& received);
   absl::Status Take(const v1::AttachRequest& message);
+  // Takes anything but Hello from an agent that is not, or no longer, part of a job.
+  absl::Status TakeOfStranger() const;
   absl::Status OnHello(const v1::Hello& hello);
   absl::Status CheckCaller(const v1::Hello& hello) const;
   absl::Status OnRankRequest(const v1::RankRequest& request);

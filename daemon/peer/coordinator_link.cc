@@ -30,7 +30,7 @@ constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 constexpr int kLightRanks = 64;
 constexpr std::size_t kLightCallBytes = 256;
 
-// `message`: null if it is long. The light ones are those of a step or an operation.
+// `message`: null if it is not parsed. The light ones are those of a step or an operation.
 MessageWeight WeightOf(const v1::AttachResponse* message) {
   bool light = false;
   switch (message == nullptr ? v1::AttachResponse::KIND_NOT_SET : message->kind_case()) {
@@ -201,7 +201,12 @@ void CoordinatorLink::StartRank(Waiting waiting) {
 void CoordinatorLink::InTurn(const LazyMessage<v1::AttachResponse>* message, UserTurns::Take take) {
   if (turns_ == nullptr) turns_ = context_.turns->Of(context_.payer);
   const auto turns = turns_;  // this link may end within the call
-  turns->Add(WeightOf(message == nullptr ? nullptr : message->IfParsed()), std::move(take));
+  const std::uint64_t begin_ns = context_.clock->NowNs();
+  const v1::AttachResponse* parsed = nullptr;
+  if (message != nullptr) {
+    parsed = turns->HasShare(begin_ns) ? message->IfShort() : message->IfParsed();
+  }
+  turns->Add(begin_ns, WeightOf(parsed), std::move(take));
 }
 
 void CoordinatorLink::OnMessage(const LazyMessage<v1::AttachResponse>& received) {

@@ -1,6 +1,6 @@
 // A message between nodes, as it comes. gRPC parses a message on the thread that reads the streams
-// of all users. There this class parses only a short one: 16 MiB, made for that, take a second and
-// hundreds of megabytes.
+// of all users. There this class keeps the bytes, except those of a ping: 16 MiB, made for that,
+// take a second and hundreds of megabytes.
 
 #ifndef DAEMON_PEER_LAZY_MESSAGE_H_
 #define DAEMON_PEER_LAZY_MESSAGE_H_
@@ -21,22 +21,28 @@ class LazyMessage {
   // Messages of a step are shorter, unless it has very many buckets and ranks. To parse so much
   // takes at most a third of a millisecond.
   static constexpr std::size_t kShortBytes = 8 << 10;
+  // A ping, or its answer, is shorter. To parse so much takes less than to read it.
+  static constexpr std::size_t kPingBytes = 64;
 
   LazyMessage() = default;
   // A message that is parsed.
   LazyMessage(Message message)  // NOLINT(google-explicit-constructor): for tests
       : message_(std::move(message)), state_(State::kParsed) {}
 
-  // gRPC's part: takes the bytes. Not OK: they are short, and no message.
+  // gRPC's part: takes the bytes, and parses those of a ping. Not OK: so few, and no message.
   grpc::Status Receive(grpc::ByteBuffer* bytes) {
     bytes_.Swap(bytes);
     state_ = State::kBytes;
-    if (bytes_.Length() > kShortBytes || Get() != nullptr) return grpc::Status::OK;
+    if (bytes_.Length() > kPingBytes || Get() != nullptr) return grpc::Status::OK;
     return grpc::Status(grpc::StatusCode::INTERNAL, "bytes that are no message");
   }
 
+  // It takes little to parse.
+  bool IsShort() const { return state_ == State::kParsed || bytes_.Length() <= kShortBytes; }
   // Null: it is not parsed yet.
   const Message* IfParsed() const { return state_ == State::kParsed ? &message_ : nullptr; }
+  // As Get(), if it is short. Null: it is long.
+  const Message* IfShort() const { return IsShort() ? Get() : nullptr; }
   // Parses it if need be. Null: the bytes are no message.
   const Message* Get() const {
     if (state_ == State::kBytes) {

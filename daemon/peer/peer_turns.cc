@@ -6,12 +6,16 @@
 
 namespace gradsync::daemon {
 
-void UserTurns::Add(MessageWeight weight, Take take) {
-  const std::uint64_t begin_ns = turns_->clock_->NowNs();
-  const std::uint64_t ahead_ns = PeerTurns::kTimePerUse * PeerTurns::kBurstNs;
-  const bool at_once = weight == MessageWeight::kUrgent ||
-                       (weight == MessageWeight::kLight && paid_ns_.load() <= begin_ns + ahead_ns);
+bool UserTurns::HasShare(std::uint64_t now_ns) const {
+  constexpr std::uint64_t kAheadNs = PeerTurns::kTimePerUse * PeerTurns::kBurstNs;
+  return paid_ns_.load() <= now_ns + kAheadNs;
+}
+
+void UserTurns::Add(std::uint64_t begin_ns, MessageWeight weight, Take take) {
+  const bool at_once =
+      weight == MessageWeight::kUrgent || (weight == MessageWeight::kLight && HasShare(begin_ns));
   if (!at_once) {
+    Charge(begin_ns, turns_->clock_->NowNs());
     turns_->executor_->Run(
         user_, [turns = turns_, take = std::move(take)] { take(/*drop=*/turns->stopped_.load()); });
     return;

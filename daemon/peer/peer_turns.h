@@ -3,7 +3,8 @@
 // Two threads read the messages of all users. Such a thread handles a message at once if that takes
 // microseconds, so that no message of a step waits for another thread. What may take longer has a
 // turn of its user on the executor's threads. So has every message of a user who has used these two
-// threads much lately. Pings are always answered at once.
+// threads much lately. What a user has used is measured, and what it takes to parse counts. Pings
+// are always answered at once.
 
 #ifndef DAEMON_PEER_PEER_TURNS_H_
 #define DAEMON_PEER_PEER_TURNS_H_
@@ -41,9 +42,12 @@ class UserTurns {
   // For PeerTurns.
   UserTurns(const PeerTurns* turns, const Tenant& user) : turns_(turns), user_(user) {}
 
-  // Calls `take` once: within this call, or later on a thread of the executor. The caller holds a
-  // reference during the call, because `take` may drop the stream's.
-  void Add(MessageWeight weight, Take take);
+  // The user may have a short message parsed and handled at once.
+  bool HasShare(std::uint64_t now_ns) const;
+  // Calls `take` once: within this call, or later on a thread of the executor. The message came at
+  // `begin_ns`; what has been done with it since then counts. The caller holds a reference during
+  // the call, because `take` may drop the stream's.
+  void Add(std::uint64_t begin_ns, MessageWeight weight, Take take);
 
  private:
   void Charge(std::uint64_t begin_ns, std::uint64_t end_ns);

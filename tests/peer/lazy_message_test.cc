@@ -3,6 +3,8 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/slice.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "gradsync/v1/peer.pb.h"
@@ -26,19 +28,33 @@ std::string MessageOf(std::size_t value_bytes) {
   return message.SerializeAsString();
 }
 
-TEST(LazyMessageTest, AShortMessageIsParsedWhenItComes) {
+TEST(LazyMessageTest, APingIsParsedWhenItComes) {
+  v1::AttachRequest pong;
+  pong.mutable_pong()->set_number(~std::uint64_t{0});
   Lazy message;
   EXPECT_EQ(message.Get(), nullptr) << "nothing has come";
-  ASSERT_TRUE(Receive(MessageOf(100), &message).ok());
+  ASSERT_TRUE(Receive(pong.SerializeAsString(), &message).ok());
   ASSERT_NE(message.IfParsed(), nullptr);
-  EXPECT_EQ(message.Get()->rendezvous_set().value().size(), 100u);
+  EXPECT_EQ(message.Get()->pong().number(), ~std::uint64_t{0});
   message = Lazy();
   EXPECT_EQ(message.Get(), nullptr);
+}
+
+TEST(LazyMessageTest, AShortMessageIsParsedWhenItIsAskedFor) {
+  Lazy message;
+  ASSERT_TRUE(Receive(MessageOf(100), &message).ok());
+  EXPECT_EQ(message.IfParsed(), nullptr);
+  EXPECT_TRUE(message.IsShort());
+  ASSERT_NE(message.IfShort(), nullptr);
+  EXPECT_EQ(message.IfShort()->rendezvous_set().value().size(), 100u);
+  EXPECT_NE(message.IfParsed(), nullptr);
 }
 
 TEST(LazyMessageTest, ALongMessageIsParsedWhenItIsUsed) {
   Lazy message;
   ASSERT_TRUE(Receive(MessageOf(2 * Lazy::kShortBytes), &message).ok());
+  EXPECT_FALSE(message.IsShort());
+  EXPECT_EQ(message.IfShort(), nullptr);
   EXPECT_EQ(message.IfParsed(), nullptr);
   ASSERT_NE(message.Get(), nullptr);
   EXPECT_EQ(message.Get()->rendezvous_set().value().size(), 2 * Lazy::kShortBytes);
@@ -48,6 +64,8 @@ TEST(LazyMessageTest, ALongMessageIsParsedWhenItIsUsed) {
 TEST(LazyMessageTest, BytesThatAreNoMessageAreKnownWhenTheyAreParsed) {
   Lazy message;
   EXPECT_FALSE(Receive(std::string(10, '\xFF'), &message).ok());
+  ASSERT_TRUE(Receive(std::string(100, '\xFF'), &message).ok());
+  EXPECT_EQ(message.IfShort(), nullptr);
   ASSERT_TRUE(Receive(std::string(2 * Lazy::kShortBytes, '\xFF'), &message).ok());
   EXPECT_EQ(message.Get(), nullptr);
   EXPECT_EQ(message.Get(), nullptr);

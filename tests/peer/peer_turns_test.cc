@@ -26,7 +26,7 @@ class PeerTurnsTest : public testing::Test {
   bool Handle(const std::shared_ptr<UserTurns>& turns, MessageWeight weight,
               std::uint64_t takes_ns = 0) {
     const auto handled = std::make_shared<bool>(false);
-    turns->Add(weight, [this, handled, takes_ns](bool) {
+    turns->Add(clock_.NowNs(), weight, [this, handled, takes_ns](bool) {
       clock_.Advance(takes_ns);
       *handled = true;
     });
@@ -47,8 +47,8 @@ TEST_F(PeerTurnsTest, ALightMessageIsHandledAtOnce) {
 
 TEST_F(PeerTurnsTest, AHeavyMessageHasATurn) {
   std::string order;
-  alice_->Add(MessageWeight::kHeavy, [&](bool drop) { order += drop ? 'd' : 'h'; });
-  alice_->Add(MessageWeight::kLight, [&](bool) { order += 'l'; });
+  alice_->Add(clock_.NowNs(), MessageWeight::kHeavy, [&](bool drop) { order += drop ? 'd' : 'h'; });
+  alice_->Add(clock_.NowNs(), MessageWeight::kLight, [&](bool) { order += 'l'; });
   EXPECT_EQ(order, "l") << "of another stream";
   executor_.RunAll();
   EXPECT_EQ(order, "lh");
@@ -61,6 +61,19 @@ TEST_F(PeerTurnsTest, AUserWhoHasUsedMuchHasTurnsForAWhile) {
   EXPECT_TRUE(Handle(alice_, MessageWeight::kUrgent)) << "a ping";
   clock_.Advance(20 * kMillisecond);
   EXPECT_TRUE(Handle(alice_, MessageWeight::kLight));
+}
+
+// Such a message is parsed before anybody knows that it needs a turn.
+TEST_F(PeerTurnsTest, WhatParsingTakesCountsForAMessageThatHasATurn) {
+  EXPECT_TRUE(alice_->HasShare(clock_.NowNs()));
+  const std::uint64_t begin_ns = clock_.NowNs();
+  clock_.Advance(20 * kMillisecond);
+  alice_->Add(begin_ns, MessageWeight::kHeavy, [](bool) {});
+  EXPECT_FALSE(alice_->HasShare(clock_.NowNs()));
+  EXPECT_FALSE(Handle(alice_, MessageWeight::kLight));
+  EXPECT_TRUE(bob_->HasShare(clock_.NowNs())) << "another user";
+  clock_.Advance(20 * kMillisecond);
+  EXPECT_TRUE(alice_->HasShare(clock_.NowNs()));
 }
 
 TEST_F(PeerTurnsTest, ManyStreamsOfAUserUseAShareTogether) {
@@ -83,7 +96,7 @@ TEST_F(PeerTurnsTest, StepsOfSmallMessagesNeverHaveTurns) {
 TEST_F(PeerTurnsTest, AfterTheStopMessagesAreDropped) {
   std::string order;
   const auto add = [&](MessageWeight weight) {
-    alice_->Add(weight, [&](bool drop) { order += drop ? 'd' : 'h'; });
+    alice_->Add(clock_.NowNs(), weight, [&](bool drop) { order += drop ? 'd' : 'h'; });
   };
   add(MessageWeight::kHeavy);
   add(MessageWeight::kHeavy);
@@ -105,9 +118,9 @@ TEST_F(PeerTurnsTest, AUserIsForgottenWithTheLastStream) {
 // The stream may end while its message is handled.
 TEST_F(PeerTurnsTest, AMessageMayDropTheStreamsReference) {
   std::shared_ptr<UserTurns> held = alice_;
-  held->Add(MessageWeight::kLight, [this](bool) { alice_ = nullptr; });
+  held->Add(clock_.NowNs(), MessageWeight::kLight, [this](bool) { alice_ = nullptr; });
   bool handled = false;
-  held->Add(MessageWeight::kHeavy, [&](bool) { handled = true; });
+  held->Add(clock_.NowNs(), MessageWeight::kHeavy, [&](bool) { handled = true; });
   held = nullptr;
   executor_.RunAll();
   EXPECT_TRUE(handled);
@@ -120,10 +133,11 @@ TEST(PeerTurnsThreadsTest, AUsersSlowMessagesDelayNobodyElse) {
   auto executor = std::make_unique<FairExecutor>(2);
   PeerTurns turns(&clock, executor.get());
   const auto alice = turns.Of(kAlice), bob = turns.Of(kBob);
-  for (int i = 0; i < 3; ++i) alice->Add(MessageWeight::kHeavy, [&](bool) { gate.Wait(); });
-  bob->Add(MessageWeight::kLight, [&](bool) { light = true; });
+  for (int i = 0; i < 3; ++i)
+    alice->Add(clock.NowNs(), MessageWeight::kHeavy, [&](bool) { gate.Wait(); });
+  bob->Add(clock.NowNs(), MessageWeight::kLight, [&](bool) { light = true; });
   EXPECT_TRUE(light);
-  bob->Add(MessageWeight::kHeavy, [&](bool) { bobs.Open(); });
+  bob->Add(clock.NowNs(), MessageWeight::kHeavy, [&](bool) { bobs.Open(); });
   bobs.Wait();  // for ever, if the first user has all threads
   gate.Open();
   executor.reset();  // what waits there uses the turns

@@ -182,6 +182,20 @@ class AgentTurnsTest : public testing::Test {
     *message.mutable_rank_request()->mutable_request()->mutable_open_session() = OpenOf(rank, 3);
     ASSERT_TRUE(stream_->Write(message));
   }
+  // Sends a message whose text is not UTF-8.
+  void WriteNoMessage(std::size_t bytes) {
+    v1::AttachRequest message;
+    message.mutable_rank_ended()->mutable_status()->set_message(std::string(bytes, '\xFF'));
+    ASSERT_TRUE(stream_->Write(message));
+  }
+  void ExpectRefused(const std::string& why) {
+    v1::AttachResponse response;
+    EXPECT_FALSE(stream_->Read(&response));
+    const grpc::Status end = stream_->Finish();
+    stream_ = nullptr;
+    EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_NE(end.error_message().find(why), std::string::npos) << end.error_message();
+  }
   RankState StateOf(std::uint32_t rank) const {
     const auto jobs = jobs_.Jobs();
     return jobs.empty() ? RankState::kAbsent : jobs.front()->StateOf(rank);
@@ -264,17 +278,23 @@ TEST_F(AgentTurnsTest, ADaemonThatStopsDropsTheMessagesThatWait) {
 // Whoever makes such a message has it parsed in a turn, too.
 TEST_F(AgentTurnsTest, LongBytesThatAreNoMessageEndTheStreamInTheirTurn) {
   Attach();
-  v1::AttachRequest message;
-  message.mutable_rank_ended()->mutable_status()->set_message(std::string(20'000, '\xFF'));
-  ASSERT_TRUE(stream_->Write(message)) << "it is not UTF-8";
+  WriteNoMessage(20'000);
   ASSERT_TRUE(turns_.Give(kUser));
-  v1::AttachResponse response;
-  EXPECT_FALSE(stream_->Read(&response));
-  const grpc::Status end = stream_->Finish();
-  stream_ = nullptr;
-  EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_NE(end.error_message().find("bytes that are no message"), std::string::npos)
-      << end.error_message();
+  ExpectRefused("bytes that are no message");
+}
+
+TEST_F(AgentTurnsTest, ShortBytesThatAreNoMessageEndTheStreamInTheirTurn) {
+  Attach();
+  WriteNoMessage(200);
+  ASSERT_TRUE(turns_.Give(kUser));
+  ExpectRefused("bytes that are no message");
+}
+
+// All strangers have turns together.
+TEST_F(AgentTurnsTest, ALongMessageOfAStrangerIsRefusedUnparsed) {
+  WriteNoMessage(20'000);
+  ASSERT_TRUE(turns_.Give(kStrangers));
+  ExpectRefused("the first message is not Hello");
 }
 
 // ---- On an agent
