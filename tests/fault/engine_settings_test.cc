@@ -37,8 +37,9 @@ TEST(EngineSettingsTest, NoNodeHasMoreLanesOrLargerChunksThanItsOwnOptionsSay) {
 
 // What the engines of all users take on this node.
 std::uint64_t EngineBytes(const TestDaemon& daemon) {
+  const v1::GetStatusResponse status = daemon.Status();
   std::uint64_t bytes = 0;
-  for (const v1::UserMemory& user : daemon.Status().users()) bytes += user.engine_bytes();
+  for (const v1::UserMemory& user : status.users()) bytes += user.engine_bytes();
   return bytes;
 }
 
