@@ -1,8 +1,9 @@
-// Who is at the other end of a TCP connection, for limits of each caller.
+// Says which caller is at the other end of a TCP connection. Limits are per caller.
 //
-// A caller is an address. On this machine a user is a caller, whatever addresses it uses: otherwise
-// it could pass for many. Only users who may run a daemon, root and this process's user, are
-// callers of their own at each address, as the daemons of several machines are.
+// On another machine, each address is a caller. On this machine, each user is a caller, whatever
+// addresses it uses: otherwise one user could pass for many callers. The exceptions are root and
+// this process's user, because they may run daemons: each address that they use is a caller, as if
+// each daemon were on a machine of its own.
 
 #ifndef DAEMON_ENGINE_CALLER_H_
 #define DAEMON_ENGINE_CALLER_H_
@@ -22,13 +23,13 @@ struct CallerPlace {
   std::optional<std::uint32_t> user;  // whose process it is, if the kernel says so
 };
 
-// Of a connected socket, with the address of its other end. The kernel knows the user while that
-// end is open.
+// `connection` is a connected socket, and `peer` the address of its other end. The kernel knows the
+// user only while that end is open.
 CallerPlace CallerPlaceOf(int connection, const sockaddr_storage& peer);
 
-// Zeros and a user: this user of this machine. Zeros alone: of this machine, and the kernel does
-// not say whose. An address and a user: root or this process's user. An address alone: of another
-// machine.
+// The address and the user of a caller. Zeros and a user: that user on this machine. Zeros and no
+// user: somebody on this machine; the kernel does not say who. An address and a user: root or this
+// process's user, on this machine. An address and no user: another machine.
 using CallerKey = std::pair<std::array<std::uint8_t, 16>, std::optional<std::uint32_t>>;
 
 // `ip` as in TcpEnd.

@@ -1,4 +1,4 @@
-// How many done words of a void step one thread writes in a row. Each one is a system call.
+// How many done words of a void step one thread writes in a row. Each write is a system call.
 
 #ifndef DAEMON_JOB_DONE_WORD_TURNS_H_
 #define DAEMON_JOB_DONE_WORD_TURNS_H_
@@ -7,11 +7,13 @@
 
 namespace gradsync::daemon {
 
-// Up to this many done words are written at once, in 30 microseconds or less: others wait for the
-// thread that makes a step void, a reduce thread, a gRPC thread, a thread of other nodes' messages
-// or the one that looks at deadlines.
+// The thread that makes a step void writes up to this many done words itself, in 30 microseconds or
+// less. If there are more, the executor writes them, because other work waits for that thread: it
+// is a reduce thread, a gRPC thread, a thread that handles other nodes' messages, or the one that
+// looks at deadlines.
 inline constexpr std::size_t kSignalledAtOnce = 32;
-// Done words that one turn of the executor writes: a millisecond at most unless many threads wait.
+// One turn of the executor writes at most this many done words. That takes a millisecond at most,
+// unless many threads wait for these words.
 inline constexpr std::size_t kSignalsPerTurn = 1024;
 
 }  // namespace gradsync::daemon

@@ -1,8 +1,8 @@
-// Limits the open connections of each caller to the peer port, so that one machine leaves room for
-// the others. Ends connections that do harm.
+// Limits how many connections to the peer port each caller has open, so that one machine leaves
+// room for the others. Ends connections that do harm.
 //
-// A caller is an address, or a user of this machine: see caller.h. So no user can take the place of
-// the node's own daemon.
+// A caller is an address, or a user of this machine: see caller.h. So no user can use up the
+// connections of the node's own daemon.
 
 #ifndef DAEMON_PEER_CONNECTION_LIMIT_H_
 #define DAEMON_PEER_CONNECTION_LIMIT_H_
@@ -31,15 +31,16 @@
 
 namespace gradsync::daemon {
 
-// It does not own connections and is not told when one ends: gRPC closes them. It sees that a
-// descriptor names another socket, or none. Thread-safe.
+// It does not own connections: gRPC closes them, and does not say when. So it checks whether a
+// descriptor still names the same socket. Thread-safe.
 class ConnectionLimit {
  public:
   struct Bounds {
     std::size_t per_caller = 0;
     std::size_t all = 0;
   };
-  // Bounds for half the descriptors that the process may have and does not need itself.
+  // Bounds for half of the descriptors that the process may open, without those that the daemon
+  // needs itself.
   static Bounds OfProcess();
 
   // `clock` outlives it.
@@ -47,8 +48,9 @@ class ConnectionLimit {
 
   using Place = CallerPlace;
   // Counts the connection for as long as it is open. `place` is called only if the address alone is
-  // no reason to refuse. RESOURCE_EXHAUSTED: the caller, or all of them, would have too many, the
-  // caller has a pause after an End(), or another connection comes from the same port.
+  // no reason to refuse. RESOURCE_EXHAUSTED: the caller, or all callers together, would have too
+  // many connections; the caller is paused; or another connection from the same port is open.
+  // UNAVAILABLE: after EndAll().
   absl::Status Admit(int connection, const sockaddr_storage& peer,
                      absl::FunctionRef<Place()> place);
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
@@ -59,12 +61,12 @@ class ConnectionLimit {
   // that EndSilent() gets.
   struct SilentBytes {
     std::uint64_t first = 0;     // one connection, before it is in the set for the first time
-    std::uint64_t per_look = 0;  // all of a caller, between two calls of EndSilent()
+    std::uint64_t per_look = 0;  // all connections of a caller, between two calls of EndSilent()
   };
-  // Ends a caller's silent connections if they have sent more than they may, at this call and at
-  // the one before. One call is not enough: a connection is silent again once its last stream has
-  // ended. Then the caller is paused. `greeted` is called only if a caller may have sent too much.
-  // Returns the other ends of those it has ended.
+  // Ends a caller's silent connections, and pauses the caller, if they have sent too much both at
+  // this call and at the one before. Once is not enough: a connection is silent again once its last
+  // stream has ended. `greeted` is called only if a caller may have sent too much. Returns the
+  // other ends of the connections that it has ended.
   std::vector<TcpEnd> EndSilent(const SilentBytes& most,
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends every connection, and refuses new ones.
@@ -80,25 +82,25 @@ class ConnectionLimit {
     BorrowedSocket socket;
     TcpEnd peer;
     std::uint64_t received = 0;  // bytes, at the last EndSilent()
-    bool greeted = false;        // at an EndSilent() so far
+    bool greeted = false;        // was in the set of an earlier EndSilent()
   };
   // A connection that has brought something since the last EndSilent().
   struct Sender {
     BorrowedSocket socket;
     TcpEnd peer;
-    std::uint64_t bytes = 0;  // since then
-    std::uint64_t first = 0;  // in all, if it has never greeted
+    std::uint64_t bytes = 0;  // since the last EndSilent()
+    std::uint64_t first = 0;  // bytes in all, if it has never greeted; otherwise 0
   };
   struct Caller {
     std::vector<Open> open;
     std::uint64_t looked_ns = 0;
     GrowingPause pause;
-    bool sent_much = false;  // its silent connections, at the last EndSilent()
+    bool sent_much = false;  // its silent connections did, before the last EndSilent()
   };
   using Address = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
   using Callers = std::map<CallerKey, Caller>;
 
-  // `ip` as above, or of another length, which names no address.
+  // `ip` as above. If it has another length, returns zeros, which no connection has.
   static Address AddressOf(absl::string_view ip);
   // Calls `found` for each connection from this port of an address that is still open.
   void ForEachLocked(absl::string_view ip, std::uint16_t port,

@@ -15,21 +15,24 @@
 
 namespace gradsync::daemon {
 
-// Other nodes decide when an engine is made, and one that connects takes up to 10 s to end. An
-// engine counts for whoever is charged for its job. On the coordinator that is a user in no pod if
-// the job's first rank is on another node; on an agent it is the rank that attached the node.
-// Thread-safe. Its results may outlive it, but not its memory quota.
+// Other nodes decide when an engine is made, and an engine that is connecting takes up to 10 s to
+// end. An engine counts for the tenant that is charged for its job. On the coordinator, that is the
+// tenant of the rank that began the job, or the user without a pod if that rank is on another node.
+// On an agent, it is the tenant of the rank that attached the node. Thread-safe. Its results may
+// outlive it, but not its memory quota.
 class EngineQuota {
  public:
-  // All users together have as many as this number of users may have.
+  // All users together may have as many engines as this number of users may have.
   static constexpr std::size_t kUsers = 4;
-  // `memory` is charged for the engines, and outlives what this gives; null: nothing is charged.
+  // `memory` is charged for the engines, and outlives the results of Take(). Null: nothing is
+  // charged.
   EngineQuota(std::size_t per_user, ArenaQuota* memory) : per_user_(per_user), memory_(memory) {}
 
-  // One engine that takes so many bytes. Held until it is destroyed. RESOURCE_EXHAUSTED QUOTA: the
-  // user would have too many or too large ones, or all users together too many.
+  // Counts one engine that takes `bytes` of memory, until the result is destroyed.
+  // RESOURCE_EXHAUSTED QUOTA: the user would have too many engines or too much memory in them, or
+  // all users together too many engines.
   absl::StatusOr<std::shared_ptr<void>> Take(const Tenant& user, std::uint64_t bytes);
-  // The most engines at a time.
+  // The most engines that there may be at a time.
   std::size_t total() const { return kUsers * per_user_; }
 
  private:

@@ -1,6 +1,7 @@
-// A message between nodes, as it comes. gRPC parses a message on the thread that reads the streams
-// of all users. There this class keeps the bytes, except those of a ping: 16 MiB, made for that,
-// take a second and hundreds of megabytes.
+// A message between nodes that is parsed when it is needed. gRPC would parse each message on a
+// thread that reads the streams of all users. There this class makes it parse only pings, and keep
+// the bytes of other messages: a malicious message of 16 MiB takes a second and hundreds of
+// megabytes to parse.
 
 #ifndef DAEMON_PEER_LAZY_MESSAGE_H_
 #define DAEMON_PEER_LAZY_MESSAGE_H_
@@ -18,18 +19,19 @@ namespace gradsync::daemon {
 template <class Message>
 class LazyMessage {
  public:
-  // Messages of a step are shorter, unless it has very many buckets and ranks. To parse so much
-  // takes at most a third of a millisecond.
+  // Messages of a step are shorter, unless the step has very many buckets and ranks. Parsing this
+  // many bytes takes at most a third of a millisecond.
   static constexpr std::size_t kShortBytes = 8 << 10;
-  // A ping, or its answer, is shorter. To parse so much takes less than to read it.
+  // A ping, or its answer, is shorter. Parsing this many bytes takes less time than reading them.
   static constexpr std::size_t kPingBytes = 64;
 
   LazyMessage() = default;
-  // A message that is parsed.
+  // A message that is already parsed.
   LazyMessage(Message message)  // NOLINT(google-explicit-constructor): for tests
       : message_(std::move(message)), state_(State::kParsed) {}
 
-  // gRPC's part: takes the bytes, and parses those of a ping. Not OK: so few, and no message.
+  // Called by gRPC. Takes the bytes, and parses them if they are as few as a ping's. Not OK: these
+  // few bytes are no message.
   grpc::Status Receive(grpc::ByteBuffer* bytes) {
     bytes_.Swap(bytes);
     state_ = State::kBytes;
@@ -37,7 +39,7 @@ class LazyMessage {
     return grpc::Status(grpc::StatusCode::INTERNAL, "bytes that are no message");
   }
 
-  // It takes little to parse.
+  // True if it is parsed, or parsing takes little time.
   bool IsShort() const { return state_ == State::kParsed || bytes_.Length() <= kShortBytes; }
   // Null: it is not parsed yet.
   const Message* IfParsed() const { return state_ == State::kParsed ? &message_ : nullptr; }
@@ -55,7 +57,7 @@ class LazyMessage {
  private:
   enum class State : unsigned char { kBroken, kBytes, kParsed };
 
-  // Get() changes the form alone.
+  // Get() changes only the form, not the content.
   mutable grpc::ByteBuffer bytes_;
   mutable Message message_;
   mutable State state_ = State::kBroken;

@@ -20,8 +20,8 @@ std::optional<TcpEnd> EndOfCaller(absl::string_view text);
 
 // The users whose connected TCP sockets have the local address `address`, for example
 // "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711" as gRPC names it. With `remote_port`, only sockets
-// that are connected to that port. Not those of sockets that were closed: the kernel no longer
-// knows their user. More than one if several sockets share a port (SO_REUSEADDR).
+// that are connected to that port. Closed sockets do not count: the kernel no longer knows their
+// user. There can be several users if sockets share a port (SO_REUSEADDR).
 //
 // `tables`: the contents of /proc/net/tcp and /proc/net/tcp6 (proc(5)), one after the other.
 std::vector<std::uint32_t> UsersAt(absl::string_view address,
@@ -39,8 +39,8 @@ bool IsOwnAddress(const std::string& host);
 // network namespace must be root's or have this process's user, and its connection must be open.
 // The kernel says nothing of processes elsewhere: they may. `own_ends` returns this process's ends
 // of its connections with `address`. It is called only for an address of this network namespace. If
-// there are several connections, such a user must own the other end of each. If this machine
-// translates addresses between them (NAT), the other end is not found.
+// there are several connections, one of these users must own the other end of each. If this machine
+// translates the addresses (NAT), the other end is not found.
 std::string WhyStranger(absl::string_view address,
                         absl::FunctionRef<std::vector<TcpEnd>()> own_ends);
 

@@ -1,10 +1,10 @@
 // Which thread handles a message between nodes, and when.
 //
 // Two threads read the messages of all users. Such a thread handles a message at once if that takes
-// microseconds, so that no message of a step waits for another thread. What may take longer has a
-// turn of its user on the executor's threads. So has every message of a user who has used these two
-// threads much lately. What a user has used is measured, and what it takes to parse counts. Pings
-// are always answered at once.
+// microseconds, so that a message of a step need not wait for another thread. A message that may
+// take longer waits for a turn of its user on the executor's threads. So does every message of a
+// user who has used the two threads much lately. A user's use of them is measured, and includes the
+// parsing of its messages. Pings are always answered at once.
 
 #ifndef DAEMON_PEER_PEER_TURNS_H_
 #define DAEMON_PEER_PEER_TURNS_H_
@@ -32,8 +32,8 @@ enum class MessageWeight : unsigned char {
 
 class PeerTurns;
 
-// The messages of one user, on all streams. Each stream brings the next one when it has handled the
-// last one, so they are few. Thread-safe.
+// The messages of one user, on all streams. Each stream brings its next message only when the last
+// one is handled, so there are few at a time. Thread-safe.
 class UserTurns {
  public:
   // As in MessageStream::InTurn().
@@ -42,11 +42,11 @@ class UserTurns {
   // For PeerTurns.
   UserTurns(const PeerTurns* turns, const Tenant& user) : turns_(turns), user_(user) {}
 
-  // The user may have a short message parsed and handled at once.
+  // True if the user has not used up its share: a short message may be parsed and handled at once.
   bool HasShare(std::uint64_t now_ns) const;
   // Calls `take` once: within this call, or later on a thread of the executor. The message came at
-  // `begin_ns`; what has been done with it since then counts. The caller holds a reference during
-  // the call, because `take` may drop the stream's.
+  // `begin_ns`: the time since then counts as the user's. The caller holds a reference to this
+  // object during the call, because `take` may drop the stream's reference.
   void Add(std::uint64_t begin_ns, MessageWeight weight, Take take);
 
  private:
@@ -54,25 +54,25 @@ class UserTurns {
 
   const PeerTurns* const turns_;
   const Tenant user_;
-  // When its share will have paid for what its messages have used.
+  // The time at which the user's share will have paid for what its messages have used.
   std::atomic<std::uint64_t> paid_ns_{0};
 };
 
-// Thread-safe. Outlives the streams, and what the executor has of them.
+// Thread-safe. Outlives the streams and their tasks on the executor.
 class PeerTurns {
  public:
-  // What a user's messages may use of the threads that read: so many nanoseconds of time for each
-  // one, half of one thread.
+  // A user's messages may use one nanosecond of the reading threads in each this many nanoseconds:
+  // half of one thread.
   static constexpr std::uint64_t kTimePerUse = 2;
-  // And so much at once.
+  // A user may use this much at once, ahead of its share.
   static constexpr std::uint64_t kBurstNs = 2'000'000;
-  // What gRPC takes to read a message counts, too.
+  // The time that gRPC takes to read one message. It counts, too.
   static constexpr std::uint64_t kReadNs = 5'000;
 
   // Both outlive the streams.
   PeerTurns(const Clock* clock, UserExecutor* executor) : clock_(clock), executor_(executor) {}
 
-  // The turns of a user. Those who use them share them.
+  // Returns the turns of a user. All of the user's streams share them.
   std::shared_ptr<UserTurns> Of(const Tenant& user);
   // From now on messages are dropped: the daemon stops, and their jobs have ended.
   void Stop() { stopped_.store(true); }
@@ -88,7 +88,7 @@ class PeerTurns {
   std::map<Tenant, std::weak_ptr<UserTurns>> users_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Stands for callers who have not been welcomed: whatever user they name, it may be another's.
+// Stands for callers who have not been welcomed yet: the user that they name may be somebody else.
 inline constexpr Tenant kStrangers(static_cast<uid_t>(-1));
 
 }  // namespace gradsync::daemon

@@ -1,5 +1,6 @@
 // Turns for threads that add gradients beside the reduce threads: the lanes of the engines between
-// nodes. A user with many engines has many lanes, and the kernel's shares are by thread.
+// nodes. A user with many engines has many lanes. The kernel shares the CPUs by thread, so without
+// turns such a user would get more than others.
 
 #ifndef DAEMON_REDUCE_TURN_GATE_H_
 #define DAEMON_REDUCE_TURN_GATE_H_
@@ -16,23 +17,24 @@
 
 namespace gradsync::daemon {
 
-// Few threads have a turn at a time. If more want one, the next turn is of the user that has had
-// the fewest bytes (UserShares), and within the user of the thread that has waited longest. A
-// thread that finds a place free passes with the lock alone: it makes no system call.
+// Few threads have a turn at a time. If more threads want one, the next turn goes to the user that
+// has had the fewest bytes (UserShares). Among that user's threads, it goes to the one that has
+// waited longest. A thread that finds a turn free only takes the lock: it makes no system call.
 //
-// Who has a turn must not wait for anyone else. So every wait ends. Thread-safe. Outlives its
-// clients.
+// A thread that has a turn must not wait for another thread, so every wait for a turn ends.
+// Thread-safe. Outlives its clients.
 class TurnGate {
  public:
-  // Threads of one user that give up together, such as the lanes of one engine. Thread-safe; must
-  // outlive its turns.
+  // Threads of one user that stop waiting together, such as the lanes of one engine. Thread-safe;
+  // must outlive its turns.
   class Client {
    public:
     // Null `gate`: every turn begins at once.
     Client(TurnGate* gate, const Tenant& user) : gate_(gate), user_(user) {}
     Client(const Client&) = delete;
     Client& operator=(const Client&) = delete;
-    // Ends the waits of its threads: they get no turn, now and later. Turns that have begun go on.
+    // Ends the waits of its threads: they get no turn, neither now nor later. Turns that have begun
+    // go on.
     void Close();
 
    private:
@@ -42,7 +44,7 @@ class TurnGate {
     bool closed_ = false;  // guarded by the gate's mutex
   };
 
-  // Waits for a turn of `client`, in which the thread reads and writes so many bytes. The
+  // Waits for a turn of `client`, in which the thread reads and writes `bytes` bytes. The
   // destructor ends the turn.
   class Turn {
    public:
@@ -61,8 +63,8 @@ class TurnGate {
     bool given_;
   };
 
-  // `at_once`: turns at a time; below 1 counts as 1. `clock` measures turns; null:
-  // MonotonicNowNs().
+  // `at_once`: how many turns there are at a time; less than 1 counts as 1. `clock` measures turns;
+  // null: MonotonicNowNs().
   explicit TurnGate(int at_once, const Clock* clock = nullptr);
   TurnGate(const TurnGate&) = delete;
   TurnGate& operator=(const TurnGate&) = delete;

@@ -1,5 +1,5 @@
-// What each user has had of a few threads, so that the next turn goes to the one that has had the
-// least.
+// How much each user has had of a few shared threads, so that the next turn goes to the user that
+// has had the least.
 
 #ifndef DAEMON_REDUCE_USER_SHARES_H_
 #define DAEMON_REDUCE_USER_SHARES_H_
@@ -13,11 +13,11 @@
 
 namespace gradsync::daemon {
 
-// Counts in bytes that are read and written. A turn that takes longer than its bytes usually do,
-// for example because the sums are subnormal numbers, counts for more of them.
+// Counts the bytes that turns read and write. A turn that takes longer than its bytes usually do,
+// for example because the sums are subnormal numbers, counts for more bytes.
 //
-// Not thread-safe: its owner guards it with its own mutex. Allocates only when more users than ever
-// before want turns at a time.
+// Not thread-safe: its owner guards it with its own mutex. Allocates only when more users want
+// turns at a time than ever before.
 class UserShares {
  public:
   // A slow turn counts for at most this many times its bytes. So a thread that the kernel stops for
@@ -26,19 +26,20 @@ class UserShares {
 
   struct User {
     Tenant id;
-    std::uint64_t served = 0;       // only differences between users count
-    std::uint64_t flow_served = 0;  // HostReducer: of the flow whose turn began last
-    std::size_t wanted = 0;         // what waits for turns
+    std::uint64_t served = 0;       // in bytes; only differences between users matter
+    std::uint64_t flow_served = 0;  // used by HostReducer: that of the flow whose turn began last
+    std::size_t wanted = 0;         // how many things wait for turns
     std::size_t running = 0;        // turns
   };
 
-  // Valid while the user wants turns or has some.
+  // Returns the entry of a user. It is valid while the user wants turns or has some.
   User* Of(const Tenant& id);
-  // The user wants turns for one thing more. It gets no credit for a time in which it wanted none.
+  // One more thing of the user waits for turns. The user gets no credit for a time in which it
+  // wanted none.
   void Want(User* user);
   void Unwant(User* user) { --user->wanted; }
   void Begin(User* user, std::uint64_t bytes);
-  // The turn took so long. Returns how much more than its bytes it counts for.
+  // The turn took `ns` nanoseconds. Returns for how many bytes it counts beyond `bytes`.
   std::uint64_t End(User* user, std::uint64_t bytes, std::uint64_t ns);
 
  private:

@@ -17,11 +17,12 @@ namespace gradsync::daemon {
 class DescriptorQuota {
  public:
   explicit DescriptorQuota(std::size_t per_user);
-  // Half of what the process may have and the daemon does not need itself. So one user leaves
-  // others as many, whatever it opens.
+  // Half of the descriptors that the process may open, without those that the daemon needs itself.
+  // So one user, whatever it opens, leaves the other half to others.
   static std::size_t PerUserOfProcess();
 
-  // Held as long as the descriptors are open. RESOURCE_EXHAUSTED: the user would have too many.
+  // Counts them while the result exists: the caller keeps it as long as they are open.
+  // RESOURCE_EXHAUSTED: the user would have too many.
   absl::StatusOr<std::shared_ptr<void>> Take(const Tenant& user, std::size_t descriptors);
   std::size_t per_user() const { return per_user_; }
   std::size_t Of(const Tenant& user) const;

@@ -1,5 +1,4 @@
-// The exchanges that an engine process has not finished, and the chunks for which it has still to
-// ask.
+// The exchanges that an engine process has not finished, and the chunks that it has yet to ask for.
 
 #ifndef DAEMON_WORKER_CHUNK_LEDGER_H_
 #define DAEMON_WORKER_CHUNK_LEDGER_H_
@@ -16,17 +15,18 @@
 
 namespace gradsync::daemon {
 
-// Checks every request of the process, which may be broken. A chunk that it allows lies within the
+// Checks every request, because the process may be broken. A chunk that it allows lies within the
 // exchange and within the lane's memory.
 //
-// Not thread-safe: EngineProcess guards it with its mutex. It calls nobody.
+// Not thread-safe: EngineProcess guards it with its mutex. It runs no callbacks.
 class ChunkLedger {
  public:
   // `chunk_bytes`: as in EngineSettings. `lane_bytes`: LaneBytes().
   ChunkLedger(std::size_t chunk_bytes, std::size_t lane_bytes)
       : chunk_bytes_(chunk_bytes), lane_bytes_(lane_bytes) {}
 
-  // An exchange begins. Returns its number. The caller owns it, and keeps it until TakeFinished().
+  // Begins an exchange and returns its number. The caller owns the exchange, and keeps it until
+  // TakeFinished().
   std::uint64_t Add(Exchange* exchange);
   // The same for a broadcast of `exchange->count` bytes. The root gathers, the others scatter.
   std::uint64_t AddBroadcast(std::unique_ptr<Exchange> exchange, bool root);
@@ -41,9 +41,10 @@ class ChunkLedger {
   // The callback of a chunk of this exchange has returned.
   void End(std::uint64_t exchange);
 
-  // The exchange is not answered yet.
+  // True if the process has yet to answer the exchange.
   bool Awaits(std::uint64_t exchange) const;
-  // Every chunk of it was asked for, and no callback runs. The exchange must be known.
+  // True if the process has asked for every chunk of the exchange, and no callback runs. The
+  // exchange must be known.
   bool IsWhole(std::uint64_t exchange) const;
   // The process has answered, or has ended. Requires Awaits().
   void Answer(std::uint64_t exchange, const absl::Status& status);
@@ -53,7 +54,7 @@ class ChunkLedger {
     std::unique_ptr<Exchange> owned;  // a broadcast's
     absl::Status status;
   };
-  // The exchange if it is answered and none of its callbacks runs; only once. Forgets it.
+  // If the exchange is answered and none of its callbacks runs: returns it, once, and forgets it.
   std::optional<Finished> TakeFinished(std::uint64_t exchange);
 
  private:
@@ -61,7 +62,7 @@ class ChunkLedger {
     Exchange* exchange = nullptr;
     std::unique_ptr<Exchange> owned;
     std::size_t item_bytes = 0;  // of the work type
-    // Chunks for which the process has still to ask, once each.
+    // Chunks that the process has yet to ask for, once each.
     std::size_t gathers_left = 0;
     std::size_t scatters_left = 0;
     int running = 0;  // callbacks

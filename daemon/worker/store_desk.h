@@ -23,15 +23,15 @@ class StoreDesk {
 
   explicit StoreDesk(RendezvousStore* store) : store_(store) {}
 
-  // Stores a value, or notes a key that the process wants. The store's errors.
+  // Stores a value, or notes a key that the process wants. Returns the store's errors.
   absl::Status Take(const worker::EngineEvent& event);
-  // The process wants a key.
+  // True if the process wants a key.
   bool busy() const { return !wanted_.empty(); }
-  // The process wants too many.
+  // True if the process wants too many keys.
   bool full() const { return wanted_.size() > kMaxKeys; }
   // Waits for the value of one key for at most `patience`, and gives it to `answer`. Each call
-  // looks for another key, in turns. Requires busy(). The store's errors, but not that it has no
-  // such value yet.
+  // looks for the next key, in turns. Requires busy(). OK if the store does not have the value yet;
+  // otherwise the store's errors.
   absl::Status Look(
       absl::Duration patience,
       absl::FunctionRef<void(const std::string& key, const std::string& value)> answer);
