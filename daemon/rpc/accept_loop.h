@@ -87,7 +87,7 @@ class AcceptLoop {
   // Why the side socket may not take a connection now. Empty: it may, and `descriptors` counts it.
   std::string WhySideRefused(const Tenant& user, std::shared_ptr<void>* descriptors);
   void AnswerFd(Watched* client);
-  // A connection on the side socket has brought no memory.
+  // Counts a connection on the side socket that has brought no memory.
   void CountInVain(const ClientProcess& caller);
   void ConnectionClosed(std::uint64_t key);
   void ProcessEnded(std::uint64_t key);
@@ -126,11 +126,11 @@ class AcceptLoop {
   std::set<Kind> paused_;
   DescriptorReserve reserve_;
   // gRPC reads a new connection on any user's thread, and it reads all that the client has sent,
-  // even if the client has closed it meanwhile. So a user who connects and closes without end takes
-  // time from all. A job that begins needs one connection for each rank.
+  // even if the client has closed the connection meanwhile. So a user who connects and closes
+  // without end takes time from all. A job that begins needs one connection for each rank.
   ConnectRate rate_;
-  // On the side socket only connections that bring no memory count. An honest session brings as
-  // many as it likes, one for each layout, and does not try again if one is refused.
+  // On the side socket only connections that bring no memory count. An honest session makes one
+  // connection for each layout, however many it has, and does not try again if one is refused.
   ConnectRate side_rate_;
 
   std::atomic<bool> stopping_{false};

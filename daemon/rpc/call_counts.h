@@ -20,7 +20,7 @@ struct CallCounts {
   std::uint64_t open() const { return started > ended ? started - ended : 0; }
 };
 
-// Of a TCP connection that gRPC's own acceptor has made.
+// The calls of a TCP connection that gRPC itself has accepted.
 struct ConnectionCalls {
   std::string ip;  // 4 or 16 bytes in the network's order
   std::uint16_t port = 0;
@@ -34,18 +34,18 @@ struct ConnectionCalls {
 class CountedServer {
  public:
   CountedServer() = default;
-  // The one that was started last. Called right after BuildAndStart(); meanwhile no other thread
-  // starts a server.
+  // The server that was started last. Called right after BuildAndStart(). No other thread may start
+  // a server between these two calls.
   static CountedServer Newest();
 
   // gRPC does not count the end of a call that it refuses itself, such as one without a path. So
   // over time, `open` becomes larger than the truth. It can also be smaller: a call counts as ended
-  // once it is answered, although a connection that is busy with reading still holds it. A look 20
-  // times a second takes 0.3 % of a core (measured).
+  // once it is answered, although a connection that is busy with reading still holds it. To call
+  // this 20 times a second takes 0.3 % of a core (measured).
   CallCounts Calls() const;
-  // Counts every end. Asks gRPC for each connection, so it is for rare looks. It has no connections
-  // from AddInsecureChannelFromFd(). A connection stays in it until the last of its calls is
-  // destroyed.
+  // The server's connections, with exact counts. Asks gRPC about each connection, so call it
+  // rarely. Connections from AddInsecureChannelFromFd() are not in the result. The others stay in
+  // it until the last of their calls is destroyed.
   std::vector<ConnectionCalls> Connections() const;
   // True if Connections() would return any.
   bool HasConnections() const;
@@ -54,15 +54,16 @@ class CountedServer {
   std::intptr_t id_ = 0;  // gRPC's; 0: none
 };
 
-// A connection from AddInsecureChannelFromFd(). gRPC lists it nowhere, but numbers it among all
-// that it makes, so it is found by its name. Not thread-safe; a copy is one of its own.
+// A connection from AddInsecureChannelFromFd(). gRPC does not list it. But gRPC numbers all its
+// objects, so this class tries the next numbers until the name is right. Not thread-safe; copies
+// are independent.
 class CountedConnection {
  public:
-  // The connection that gRPC makes next of this descriptor. Called right before
+  // The connection that gRPC is about to make from this descriptor. Called right before
   // AddInsecureChannelFromFd(). Thread-safe.
   static CountedConnection Next(int descriptor);
 
-  // Counts every end. nullopt: gRPC has not made the connection yet, or has destroyed it and the
+  // Exact counts. nullopt: gRPC has not made the connection yet, or has destroyed both it and the
   // last of its calls.
   std::optional<CallCounts> Calls();
 

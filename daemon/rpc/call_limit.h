@@ -13,26 +13,28 @@
 
 namespace gradsync::daemon {
 
-// The server's own count is cheap to ask for, but wrong both ways: some calls never end in it, and
-// some have ended there while the connection still holds them, if it is busy with reading. The
+// The server's own count is cheap, but can be too high or too low. Some calls never end in it.
+// Others have ended in it although a connection that is busy with reading still holds them. The
 // connections' counts are right but costly. So they are asked for when the server's count of open
 // calls rises beyond the limit, and after every `most` calls. Not thread-safe.
 class CallLimit {
  public:
-  // `most`: open calls of all connections. When there are more, connections end until there are
-  // `enough`, and those with more than `most_of_one`.
+  // `most`: how many calls all connections together may have open. If there are more, connections
+  // are ended until at most `enough` calls are left, and no connection has more than `most_of_one`.
   CallLimit(std::uint64_t most, std::uint64_t enough, std::uint64_t most_of_one)
       : most_(most), enough_(enough), most_of_one_(most_of_one) {}
 
-  // `counted`: by the server. True: ask for the connections' counts, too, and call ToEnd().
+  // `counted`: the server's count. True: ask for the connections' counts, too, and call ToEnd().
   bool NeedsConnections(const CallCounts& counted) {
-    // Some have ended after all, such as those of a connection that was closed meanwhile.
+    // Some calls that did not end have ended after all, such as those of a connection that was
+    // closed meanwhile.
     never_end_ = std::min(never_end_, counted.open());
     return counted.open() > never_end_ + most_ || counted.started > looked_at_started_ + most_;
   }
 
-  // The places of the connections to end, those with the most open calls first. `counted`: by the
-  // server, before the connections. `open`: of each connection.
+  // The places in `open` of the connections to end, those with the most open calls first.
+  // `counted`: the server's count, taken before the connections'. `open`: the open calls of each
+  // connection.
   std::vector<std::size_t> ToEnd(const CallCounts& counted,
                                  const std::vector<std::uint64_t>& open) {
     std::uint64_t left = std::accumulate(open.begin(), open.end(), std::uint64_t{0});
@@ -56,7 +58,7 @@ class CallLimit {
   const std::uint64_t most_;
   const std::uint64_t enough_;
   const std::uint64_t most_of_one_;
-  std::uint64_t never_end_ = 0;          // open calls in the server's count alone
+  std::uint64_t never_end_ = 0;          // open in the server's count, but in no connection's
   std::uint64_t looked_at_started_ = 0;  // calls that had begun at the last ToEnd()
 };
 

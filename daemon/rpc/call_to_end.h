@@ -17,8 +17,8 @@ struct OpenCall {
   bool answer_is_due = false;  // its client waits for the daemon, not the daemon for its client
 };
 
-// `open`: as many calls as may be open, the oldest first. `process`: of the new call. Returns the
-// place of the call to end; nullopt: refuse the new one.
+// `open`: the open calls, as many as are allowed; the oldest first. `process` makes the new call.
+// Returns the place in `open` of the call to end; nullopt: refuse the new one.
 //
 // The process with the most calls loses one: its oldest call that waits for its client. If each of
 // its calls waits for the daemon, it loses the oldest, but only to a process that has fewer calls

@@ -16,15 +16,17 @@
 namespace gradsync::daemon {
 
 // A user may connect `burst` times at once, and regains one connection every kRegainNs / `burst`. A
-// process that connects too often is refused for a while, before anyone asks who it is. Otherwise
-// it could keep the queue of the socket full, and the kernel refuses others that do not wait.
+// process that connects too often is refused for a while, before the daemon looks up who it is.
+// Otherwise it could keep the socket's queue full, and then the kernel refuses other clients that
+// do not wait.
 //
 // Not thread-safe.
 class ConnectRate {
  public:
   // The time to regain all connections, from none.
   static constexpr std::uint64_t kRegainNs = 16'000'000'000;
-  // A process that connects too often is refused for so long, and so many of them.
+  // For how long a process that connects too often is refused, and how many such processes are
+  // kept.
   static constexpr std::uint64_t kRefusedNs = 500'000'000;
   static constexpr std::size_t kMostRefused = 1024;
 
@@ -33,7 +35,7 @@ class ConnectRate {
   // Counts a connection at `now_ns`. False: the user has connected too often.
   bool Take(const Tenant& user, std::uint64_t now_ns) {
     if (users_.size() >= kPruneAt) Prune(now_ns);
-    // When the user will have regained all.
+    // The time at which the user will have regained all.
     std::uint64_t& all_at_ns = users_[user];
     const std::uint64_t from_ns = std::max(all_at_ns, now_ns);
     if (from_ns + each_ns_ > now_ns + burst_ * each_ns_) return false;
@@ -46,8 +48,8 @@ class ConnectRate {
     return found == users_.end() || found->second + each_ns_ <= now_ns + burst_ * each_ns_;
   }
 
-  // The process is refused from now on. Processes of another PID namespace have the pid 0 here, and
-  // are not.
+  // The process is refused from now on. A process of another PID namespace has the pid 0 here, and
+  // is never refused.
   void Refuse(pid_t process, std::uint64_t now_ns) {
     if (process == 0) return;
     if (refused_.size() >= kMostRefused) refused_.clear();

@@ -1,7 +1,7 @@
 // The connections to the gRPC socket: finds the process behind "fd:N", gRPC's name of a caller.
 //
-// gRPC owns a connection's descriptor and closes it at a time of its own. The kernel may then reuse
-// the number for the next connection. Two things keep the daemon from mistaking one user's call for
+// gRPC owns a connection's descriptor, and chooses when to close it. The kernel may then reuse the
+// number for the next connection. Two things keep the daemon from mistaking one user's call for
 // another's: numbers are used in rotation, so one is reused only after hundreds of connections, and
 // an entry is removed as soon as the client closes its end.
 
@@ -28,7 +28,7 @@ class Connections {
  public:
   // The most open connections of one user. Sessions have a quota of their own.
   static constexpr std::size_t kPerUser = 1024;
-  // Descriptors of a connection: the accepted one, gRPC's copy and the process.
+  // Descriptors of a connection: the accepted one, gRPC's copy and the process's pidfd.
   static constexpr std::size_t kDescriptors = 3;
 
   // `quota` outlives it.
@@ -36,14 +36,14 @@ class Connections {
 
   struct Admitted {
     UniqueFd for_grpc;            // the caller releases it to gRPC
-    std::shared_ptr<void> quota;  // for it, to hold until gRPC has closed it
+    std::shared_ptr<void> quota;  // to hold until gRPC has closed the descriptor
     std::uint64_t id = 0;
   };
   // Adds a connection. RESOURCE_EXHAUSTED: the user has too many connections or descriptors, or the
   // daemon has no descriptor left.
   absl::StatusOr<Admitted> Admit(const UniqueFd& accepted, const ClientProcess& process);
   void Remove(std::uint64_t id);
-  // Counts other descriptors of the user, as long as the result exists. RESOURCE_EXHAUSTED: the
+  // Counts other descriptors for the user, as long as the result exists. RESOURCE_EXHAUSTED: the
   // user has too many.
   absl::StatusOr<std::shared_ptr<void>> TakeDescriptors(const Tenant& user, std::size_t count) {
     return quota_->Take(user, count);

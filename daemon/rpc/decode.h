@@ -36,7 +36,7 @@ struct LayoutItems {
   std::vector<Parameter> parameters;
   std::vector<std::pair<DataType, std::uint64_t>> buckets;  // dtype, elements
 };
-// Adds the message's items to `items`. Checks each of them alone, and how many there are.
+// Adds the message's items to `items`. Checks each item by itself, and how many there are.
 absl::Status DecodeLayoutItems(const v1::LayoutPart& message, const DecodeLimits& limits,
                                LayoutItems* items);
 // `before`: the items of the parts that came before the message.

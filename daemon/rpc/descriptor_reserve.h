@@ -15,9 +15,9 @@ namespace gradsync::daemon {
 // Holds descriptors that stand for nothing. Used by one thread.
 class DescriptorReserve {
  public:
-  // The most connections that a user may have if a further one needs the reserve.
+  // The most connections that a user may have, with the one that needs the reserve.
   static constexpr std::size_t kPerUser = 4;
-  // So many descriptors are left to root and the daemon's own user, whatever others do.
+  // This many descriptors are left for root and the daemon's own user, whatever others do.
   static constexpr std::size_t kForTrusted = kPerUser * Connections::kDescriptors;
 
   // Holds `count`, or as many as there are.
@@ -28,7 +28,7 @@ class DescriptorReserve {
   // Takes descriptors until it holds as many as at first.
   void Refill();
   bool full() const { return held_.size() == count_; }
-  // Whether a connection may be kept for which descriptors were freed. Its user has `connections`
+  // Whether to keep a connection for which descriptors were freed. Its user has `connections`
   // others. `trusted`: the user is root or the daemon's own.
   bool Admits(std::size_t connections, bool trusted) const {
     return connections < kPerUser && (trusted || held_.size() >= kForTrusted);

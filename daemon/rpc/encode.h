@@ -21,9 +21,9 @@ void Encode(const SessionMessage& message, v1::SessionResponse* response);
 std::size_t QueuedBytes(const SessionMessage& message);
 // Writes buckets, placements and size.
 void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned);
-// As a rank that came back after a loss has to register it.
+// Writes the layout as a rank that came back after a loss has to register it.
 void Encode(const CurrentLayout& layout, v1::CurrentLayout* out);
-// Writes size and kind of sharing. Called after the plan's.
+// Writes size and kind of sharing. Called after the Encode() of the plan.
 void Encode(const GpuArena& arena, v1::LayoutAssigned* assigned);
 void Encode(const StepTimes& times, google::protobuf::RepeatedPtrField<v1::BucketTimes>* buckets);
 

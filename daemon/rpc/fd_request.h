@@ -17,7 +17,8 @@ namespace gradsync::daemon {
 // FdRequest. FAILED_PRECONDITION: the client has another shared-memory ABI.
 absl::StatusOr<std::string> DecodeFdRequest(absl::string_view message);
 
-// The answer, beside which `descriptors` descriptors are sent. A message that is too long is cut.
+// The answer that goes with `descriptors` descriptors. The message of a status is cut if it is too
+// long.
 FdReply EncodeFdReply(const absl::Status& status, std::size_t descriptors);
 
 }  // namespace gradsync::daemon

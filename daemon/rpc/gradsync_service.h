@@ -46,7 +46,7 @@ class GradsyncService {
 
   const SessionContext context_;
   const Connections* const connections_;
-  StreamCount streams_;  // with the one that waits for the next call
+  StreamCount streams_;  // including the one that waits for the next call
   v1::GradientSync::AsyncService service_;
   StreamAcceptor<SessionStream> acceptor_;
   std::unique_ptr<CompletionDispatcher> dispatcher_;

@@ -5,8 +5,9 @@
 
 namespace gradsync::daemon {
 
-// gRPC's lines may hold what clients have sent, such as the values of headers. As a field of a line
-// of ours such text is escaped, cut and limited in rate. Called before gRPC is used.
+// gRPC's lines may hold what clients have sent, such as the values of headers. The daemon writes
+// such text as a field of its own lines: there it is escaped, cut and limited in rate. Called
+// before gRPC is used.
 void LogWhatGrpcSays();
 
 }  // namespace gradsync::daemon

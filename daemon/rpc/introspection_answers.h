@@ -57,7 +57,8 @@ class IntrospectionAnswers {
   explicit IntrospectionAnswers(IntrospectionContext context) : context_(std::move(context)) {}
 
   // `asker` sees the jobs of its user that have a rank in its pod. root and the daemon's own user
-  // see all, unless they are in a pod that is not the daemon's, or nobody knows where they are.
+  // see all jobs. But they see only their own if they are in another pod than the daemon, or if it
+  // is unknown where they are; `pod_root_sees_all` lifts that.
   v1::GetStatusResponse Status(const ClientProcess& asker,
                                const v1::GetStatusRequest& request) const;
   v1::GetStatsResponse Stats(const ClientProcess& asker, const v1::GetStatsRequest& request) const;

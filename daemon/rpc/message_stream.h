@@ -30,8 +30,8 @@ struct UnreadLimits {
 // thread that sends it converts it into an `Out`.
 //
 // Thread-safe. gRPC completes one read and one write at a time. A message is handled before the
-// next one is read. Queue() and QueueEnd() call nobody but BytesOf(), Grant() and Drained(), so
-// callers may hold locks; Flush() calls gRPC, so callers must not.
+// next one is read. Queue() and QueueEnd() call only BytesOf(), Grant() and Drained(), so their
+// callers may hold locks. Flush() calls gRPC, so its callers must hold none.
 //
 // Owns itself from Began() until its last operation has completed.
 template <class In, class Out, class Item = Out>
@@ -125,7 +125,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
 
  protected:
   // ---- Called one at a time, by the queue's threads or by those that InTurn() chooses.
-  // A message has come. This side may have ended the stream before.
+  // A message has come. This side may have ended the stream already.
   virtual void OnMessage(const In& message) = 0;
   // The last message has come. Called once. `end` is the status with which this side has ended the
   // stream, or OK if it has not.
@@ -133,25 +133,25 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   // The last call. A client knows the server's status now.
   virtual void OnFinished() {}
 
-  // A message has come, or the end of the messages (null). Calls `take` once, now or later and on
-  // any thread: that handles it, or with `drop` handles no message. The stream may end within
-  // `take`, and may then be destroyed.
+  // Decides when and where a message is handled, or the end of the messages (`message` is null).
+  // Calls `take` once, now or later, on any thread. `take` handles it; with `drop` it drops a
+  // message, but still handles the end. The stream may end and be destroyed within `take`.
   virtual void InTurn(const In* /*message*/, std::function<void(bool drop)> take) {
     take(/*drop=*/false);
   }
-  // A message has come, and is not handled yet. So the other side is not silent, although nothing
-  // more is read. Any thread may ask.
+  // True if a message has come and is not handled yet. Then the other side is not silent, although
+  // nothing more is read. Any thread may ask.
   bool HasMessage() const { return has_message_.load(std::memory_order_acquire); }
 
-  // The queue and the message that is being written are about to have `bytes`, more than
-  // `*granted`, which is 0 at first. Sets `*granted` to at least as many, or says why they may not.
-  // Called with the queue's lock.
+  // The queue and the message that is being written are about to hold `bytes` in all, more than
+  // `*granted`. Sets `*granted`, which is 0 at first, to at least `bytes`, or returns why that is
+  // not allowed. Called with the queue's lock held.
   virtual absl::Status Grant(std::size_t bytes, std::size_t* granted) {
     *granted = bytes;
     return absl::OkStatus();
   }
-  // Nothing waits or is being written: what was granted may be given back. Called with the queue's
-  // lock.
+  // No message waits or is being written: what was granted may be given back. Called with the
+  // queue's lock held.
   virtual void Drained(std::size_t*) {}
 
   // Returns an estimate of an item's memory, in bytes.
@@ -165,7 +165,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   virtual void StartFinish(const absl::Status& status, void* tag) = 0;
   // True if this side may finish before the other side ends. A server may.
   virtual bool CanFinish() const = 0;
-  // True if this side ends the stream itself, also after the other side's last message. Otherwise
+  // True if the stream goes on after the other side's last message, until this side ends it. False:
   // that message ends it.
   virtual bool EndsByItself() const { return false; }
 

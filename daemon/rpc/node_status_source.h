@@ -53,13 +53,13 @@ struct RemoteJobSnapshot {
   std::optional<EngineSnapshot> engine;
 };
 
-// What tells whose such a job is. Refers to its job.
+// Says whose such a job is. Refers to the job's own data.
 struct RemoteJobOwners {
   uid_t uid = 0;
   const std::string& job_id;
   const std::set<std::uint64_t>& incarnations;
 };
-// Whether a job is wanted. Called with a lock held: calls nobody.
+// Says whether a job is wanted. It is called with a lock held, so it takes no lock.
 using RemoteJobFilter = absl::FunctionRef<bool(const RemoteJobOwners&)>;
 
 // Thread-safe.
@@ -67,7 +67,7 @@ class NodeStatusSource {
  public:
   virtual ~NodeStatusSource() = default;
   virtual JobNodes NodesOf(const Job& job) = 0;
-  // Copies only the jobs that are wanted: the other ones cost the asker nothing.
+  // Copies only the jobs that are wanted, so the other ones cost the asker nothing.
   virtual std::vector<RemoteJobSnapshot> RemoteJobs(RemoteJobFilter wanted) = 0;
 };
 

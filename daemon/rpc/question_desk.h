@@ -1,4 +1,4 @@
-// Accepts the calls of one method with which clients ask, and bounds those that are open.
+// Accepts the calls of one method with which clients ask the daemon, and bounds how many are open.
 
 #ifndef DAEMON_RPC_QUESTION_DESK_H_
 #define DAEMON_RPC_QUESTION_DESK_H_
@@ -21,9 +21,9 @@
 
 namespace gradsync::daemon {
 
-// A user may have a number of calls open. One call more ends one of the process that has the most:
-// CallToEnd(). So a probe is answered although another process of its user has as many calls open
-// as it may.
+// Each user may have QuestionMethod::per_user calls open. A further call ends one call of the
+// process that has the most of them: CallToEnd(). So a health probe is answered even if another
+// process of its user has as many calls open as the user may have.
 //
 // Legal calls: Start Tick* Stop. Tick is thread-safe. Outlives the dispatcher of its queue.
 template <class In, class Out>

@@ -50,8 +50,8 @@ struct QuestionMethod {
       ask;
 };
 
-// The most that a client may leave unread. A call's last answer may be longer: the asking user pays
-// for it.
+// The most that a client may leave unread. A call's last answer may be longer: its memory is
+// charged to the asking user.
 inline constexpr UnreadLimits kAnswersUnread{16, std::size_t{1} << 20};
 
 // Thread-safe. Owns itself while gRPC uses it.
@@ -67,7 +67,7 @@ class QuestionStream final : public ServerStream<In, Out> {
     due_.store(false);
     this->Send(std::move(answer));
   }
-  // `charge`: of the answer's memory, until the call has ended.
+  // `charge` is held for the answer's memory until the call has ended.
   void AnswerLast(Out answer, ArenaQuota::Reservation charge = {}) {
     charge_ = std::move(charge);
     due_.store(false);
@@ -86,10 +86,10 @@ class QuestionStream final : public ServerStream<In, Out> {
   }
   // The asking process; 0: unknown.
   pid_t pid() const { return asker_.has_value() ? asker_->pid : 0; }
-  // The client waits for an answer, not the daemon for the client.
+  // True if the client waits for an answer, and not the daemon for the client.
   bool AnswerIsDue() const { return due_.load(); }
 
-  // Ends the call to make room. False if it has been called before.
+  // Ends the call to make room. False if it has done so before.
   bool GiveWay() {
     if (gone_.exchange(true)) return false;
     this->Cancel();

@@ -40,8 +40,8 @@ class RequestParts {
   absl::StatusOr<LayoutRequest> TakeLayout(const v1::SessionRequest& request,
                                            const DecodeLimits& limits, bool forward,
                                            std::uint64_t now_ns);
-  // Returns the digests of all parts; nullopt: more parts follow. Those of another transfer are
-  // dropped. The user is charged for them until others come, because the job may keep them.
+  // Returns the digests of all parts; nullopt: more parts follow. Digests of another transfer are
+  // dropped. The user is charged for the digests until others come, because the job may keep them.
   // RESOURCE_EXHAUSTED QUOTA.
   absl::StatusOr<std::optional<std::vector<StateDigest>>> TakeDigests(
       const v1::StateDigests& message);

@@ -47,8 +47,8 @@ class ServerStream : public MessageStream<In, Out, Item> {
  protected:
   // The call has come. Its first message has not been read yet. QueueEnd() refuses the call.
   virtual void OnAccepted() = 0;
-  // True if the stream ends when its client has closed it, although no operation is under way that
-  // shows it.
+  // True if the stream is to end once its client has closed it, even if no read or write is under
+  // way that would show it.
   virtual bool AsksForDone() const { return false; }
 
   // Returns the caller's address, as gRPC names it.
@@ -85,7 +85,7 @@ class ServerStream : public MessageStream<In, Out, Item> {
   MethodCompletion<ServerStream, &ServerStream::OnAccept> on_accept_{this};
   MethodCompletion<ServerStream, &ServerStream::OnDone> on_done_{this};
   std::function<void(bool ok)> accepted_;
-  // Each keeps the stream until its completion has run.
+  // Each keeps the stream alive until its completion has run.
   std::shared_ptr<MessageStream<In, Out, Item>> accepting_;
   std::shared_ptr<MessageStream<In, Out, Item>> done_;
 };

@@ -42,7 +42,7 @@ class SessionStream final
   // Cancels the stream if the client opens no session, or does not read the end, in time.
   void Tick(std::uint64_t now_ns);
 
-  // True for a stream of this user that has no session: not yet, or no more.
+  // True for a stream of this user that has no session yet, or no longer has one.
   bool WithoutSession(const Tenant& of) const;
   // The caller's user; nullopt if the caller is unknown. Constant after OnAccepted().
   std::optional<Tenant> user() const;

@@ -23,8 +23,8 @@ class StreamAcceptor {
     // Makes the stream of the next call.
     std::function<std::shared_ptr<Stream>()> make;
     typename Stream::Request request;
-    // A call has come. `open` are the open streams, with this one. Called before its first message
-    // is read. May be empty.
+    // A call has come. `open` are the open streams, including this one. Called before its first
+    // message is read. The hook may be empty.
     std::function<void(Stream* stream, const std::vector<std::shared_ptr<Stream>>& open)> accepted;
   };
 

@@ -1,9 +1,9 @@
 // Answers the calls of methods that a server does not have: UNIMPLEMENTED.
 //
-// gRPC 1.51 answers them as well if it is left to, but not safely: if such a call waits already
-// when gRPC asks its queue for one, and two threads serve the queue, the queue can hand out a tag
-// that is null (server_cc.cc: the constructor of GenericAsyncRequest asks, before the object is an
-// UnimplementedAsyncRequest).
+// gRPC 1.51 could answer them itself, but not safely. Suppose that two threads serve the queue, and
+// such a call already waits when gRPC asks the queue for one: then the queue can hand out a null
+// tag. The cause is in server_cc.cc: the constructor of GenericAsyncRequest asks before the object
+// is an UnimplementedAsyncRequest.
 
 #ifndef DAEMON_RPC_UNKNOWN_CALLS_H_
 #define DAEMON_RPC_UNKNOWN_CALLS_H_
@@ -28,7 +28,8 @@ class UnknownCalls {
  public:
   // Called after a call was answered, with gRPC's name of its caller; by the queue's threads.
   using Answered = std::function<void(const std::string& caller)>;
-  // `streams` counts the calls, with the one that it waits for, and outlives it.
+  // `streams` counts the calls, including the one that this object waits for, and outlives this
+  // object.
   explicit UnknownCalls(StreamCount* streams, Answered answered = nullptr)
       : streams_(streams), answered_(std::move(answered)) {}
 

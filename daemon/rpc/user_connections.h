@@ -23,8 +23,8 @@ namespace gradsync::daemon {
 // end: gRPC first reads what is left, and finishes a write that the client does not read. So this
 // class ends connections
 //
-// - when too many calls are open: the busiest. Then the user gets no new connection for a while (a
-//   pause): otherwise a client would connect again and bring as many calls;
+// - when too many calls are open: it ends the busiest ones. Then the user gets no new connection
+//   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end.
 //
 // Expect() is thread-safe. Watch() is called by one thread.
@@ -32,16 +32,16 @@ class UserConnections {
  public:
   // How long a connection may stay after its client has closed its end.
   static constexpr std::uint64_t kClosingNs = 1'000'000'000;
-  // Connections with at most so many open calls, which have begun at most so many since the last
-  // look, and have at most so much to read, may stay when there are too many calls.
+  // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
+  // begun at most kFewCalls since the last look, and has at most kFewBytes to read.
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 
   // `user`: for log lines. `most`: open calls that the user may have.
   UserConnections(std::string user, std::uint64_t most);
 
-  // gRPC gets a connection. Called right before AddInsecureChannelFromFd(). `quota` is held until
-  // gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user has a pause.
+  // gRPC is about to get a connection. Called right before AddInsecureChannelFromFd(). `quota` is
+  // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user has a pause.
   absl::Status Expect(int descriptor, std::shared_ptr<void> quota);
   // Ends connections, see above. Returns false if there is nothing to watch before the next
   // Expect().

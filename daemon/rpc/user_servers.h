@@ -2,7 +2,7 @@
 //
 // gRPC reads a whole message, however long, before it compares the length with the limit. Only a
 // ResourceQuota prevents that, and it may end any stream of its server. So each user has a server
-// and a quota: a user who sends too much loses streams of that user. For the same reason the
+// and a quota: a user who sends too much loses only its own streams. For the same reason the
 // threads that read streams, and those of status and reflection, belong to one user.
 //
 // The quota does not see calls. A client that opens calls and resets them at once (CVE-2023-44487)
@@ -38,11 +38,11 @@ namespace gradsync::daemon {
 // had no connection for a while.
 class UserServers {
  public:
-  // The most users at a time; a user in a pod is one of its own. root and the daemon's own user,
-  // outside of pods, do not count.
+  // The most users at a time; a user in a pod counts as a separate user. root and the daemon's own
+  // user, outside of pods, do not count.
   static constexpr std::size_t kMaxUsers = 128;
-  // Open calls that a user may have, beside three for each session of the quota: the session's own,
-  // and twice as many that have no session yet. A call takes about 13 KiB.
+  // How many open calls a user may have, besides three for each session that its quota allows: one
+  // with the session, and two that have no session yet. A call takes about 13 KiB.
   static constexpr std::uint64_t kOpenCalls = 4096;
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
 
@@ -59,16 +59,16 @@ class UserServers {
   // Requires Stop().
   ~UserServers();
 
-  // Gives a connection to its user's server, later, on a thread of the user: gRPC reads the
-  // connection within that call for as long as the client sends. RESOURCE_EXHAUSTED: too many users
-  // or threads. INTERNAL: gRPC does not start a server.
+  // Gives a connection to its user's server. A thread of the user does that later, because gRPC
+  // reads from the connection within that call for as long as the client sends. RESOURCE_EXHAUSTED:
+  // too many users or threads. INTERNAL: gRPC does not start a server.
   absl::Status Connect(Connections::Admitted connection, const Tenant& user);
   // Cancels the streams that open no session in time. Ends the servers of users that have gone.
   // Returns false if there is no server.
   bool Tick(std::uint64_t now_ns);
   // Shows in the health service that the daemon drains.
   void Drain();
-  // No stream of a trainer is open.
+  // True if no stream of a trainer is open.
   bool Idle();
   // Ends all servers, and with them every stream. Idempotent.
   void Stop();

@@ -124,7 +124,7 @@ class Session : public std::enable_shared_from_this<Session> {
  private:
   // The job holds it, and frees it when the layout ends.
   struct Layout {
-    // Before `memory`: given back after it is freed.
+    // Declared before `memory`, so given back after the memory is freed.
     ArenaQuota::Reservation reservation;
     std::shared_ptr<void> descriptors;
     LayoutMemory memory;

@@ -97,23 +97,23 @@ class SessionTable {
   // it belongs to another process.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const ClientProcess& process);
   // How many nonces the table keeps. A session's useless nonces are dropped when it is next offered
-  // memory, so it has at most one for each memory that it had then.
+  // memory. So it has at most one for each memory that it had at that time.
   std::size_t offers() const;
 
   // Ends the session: its stream or its process has ended. Takes the caller's reference, so that
   // the executor drops the last one and frees the memory.
   void End(std::shared_ptr<Session> session, const absl::Status& why);
-  // The session's connection was closed without Leave: ends the session with `why`. Under policy
-  // `hold`, unless the daemon drains, this first waits for the end of the process, so that the job
-  // can hold the rank. A process that still lives one lease later is killed. If the daemon
-  // may not kill it, or the job would not hold the rank, the session ends with `why`.
+  // The session's connection was closed without Leave: ends the session with `why`. Under the
+  // policy `hold`, unless the daemon drains, the session first waits for the end of the process, so
+  // that the job can hold the rank. A process that still lives one lease later is killed. If the
+  // daemon may not kill it, or the job would not hold the rank, the session ends with `why`.
   void ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why);
   // The session has broken the protocol: ends it with `why`. A replacement that has completed no
   // step yet ends alone, if the job would hold its rank: its client hears `why`, and the job holds
-  // the rank once the process has ended. The process is killed if it lives on for a lease.
+  // the rank once the process has ended. If the process still lives one lease later, it is killed.
   void EndForBreach(const std::shared_ptr<Session>& session, const absl::Status& why);
-  // The session waits for its process to end: its connection was closed, its process was killed, or
-  // it broke the protocol.
+  // True if the session waits for its process to end: its connection was closed, its process was
+  // killed, or it broke the protocol.
   bool IsClosed(const Session& session) const;
   void Tick();
   // Makes Open() fail with UNAVAILABLE DRAINING.
@@ -144,12 +144,12 @@ class SessionTable {
   // Ends the closed sessions whose process has ended. Kills a process whose time has expired. If it
   // cannot be killed, or was killed already, ends its session. `all`: ends every closed session.
   void EndClosed(bool all);
-  // The process of a closed session has no other session, and another rank of the job is there. A
-  // process that works for another job goes on.
+  // True if the process of this closed session has no other session that is open, and another rank
+  // of the job is there. So a process that still works for another job is not killed.
   bool MayBeKilled(const Session& session) const;
-  // The session's lease has expired. If the job would hold the rank once the process has ended,
-  // kills the process, because it could write to its gradients later, and returns true. The session
-  // ends with the process.
+  // The session's time has expired. If the job would hold the rank once the process has ended,
+  // kills the process, and returns true: the session ends with the process. It is killed because it
+  // could write to its gradients later.
   bool KillToHold(const std::shared_ptr<Session>& session, const absl::Status& why);
   // Checks whether the session may open. Returns its incarnation.
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);
@@ -176,8 +176,8 @@ class SessionTable {
   std::map<std::uint64_t, Closed> closed_ ABSL_GUARDED_BY(mutex_);  // of sessions_
   std::map<Tenant, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
   std::map<Nonce, Offered> offers_ ABSL_GUARDED_BY(mutex_);
-  // The nonces of each session of sessions_, by incarnation. Those that are not in offers_ any more
-  // were claimed.
+  // The nonces of each session of sessions_, by incarnation. Nonces that are not in offers_ any
+  // more were claimed.
   std::map<std::uint64_t, std::vector<Nonce>> nonces_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::uint64_t opened_ ABSL_GUARDED_BY(mutex_) = 0;
