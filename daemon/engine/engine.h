@@ -38,7 +38,7 @@ struct Exchange {
   ReduceOp op = ReduceOp::kSum;  // sum, min or max; the same on every node
   // Ignores the engine's wire type, as every order-free reduction does; the same on every node.
   bool exact = false;
-  // How many buffers of local ranks gather reads, and scatter writes: what they cost.
+  // How many buffers of local ranks gather reads, and scatter writes. This tells what they cost.
   std::size_t buffers = 1;
 
   // Writes the local ranks' elements [first, first + count), combined by `op`, to `sum` in the work
@@ -63,7 +63,7 @@ struct Exchange {
 };
 
 struct LaneStatistics {
-  // Payload, without headers, those of TLS, TCP and IP included.
+  // Payload, without any headers: not the engine's, and not those of TLS, TCP and IP.
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
   std::uint64_t busy_ns = 0;  // time with at least one chunk under way

@@ -28,7 +28,7 @@ struct EngineOptions : EngineSettings {
   std::string address;
   std::string interface;
 
-  // Null: data travels in clear text. All nodes or none.
+  // Null: data travels in clear text. All nodes have keys, or none has.
   std::shared_ptr<const PeerTlsKeys> keys;
 
   absl::Duration connect_timeout = absl::Seconds(60);

@@ -17,7 +17,7 @@ namespace gradsync::daemon {
 
 // Transfers that are waited for together.
 struct TransferGroup {
-  int left = 0;  // transfers that are not done; a LaneConnection leaves it alone
+  int left = 0;  // transfers that are not done; LaneConnection does not change it
 };
 
 // One message, received or sent. Its memory is used until it is done.
@@ -37,13 +37,13 @@ class LaneConnection {
   explicit LaneConnection(PeerStream stream) : stream_(std::move(stream)) {}
 
   void Receive(const Transfer& transfer) { in_.transfers.Push(transfer); }
-  // The message is only read.
+  // Only reads the message's memory.
   void Send(const Transfer& transfer) { out_.transfers.Push(transfer); }
 
   // Moves as much as the socket takes and has. Adds the group of each transfer that is done to
   // `done`: received, or taken by the kernel to be sent. UNAVAILABLE: the connection is broken.
-  // INTERNAL: the other side has sent another message than the expected one, whose data is not
-  // taken. After an error nothing may be moved any more.
+  // INTERNAL: the other side has sent another message than the expected one; its data is not taken.
+  // After an error, Move() may not be called again.
   absl::Status Move(std::vector<TransferGroup*>* done);
   // The events of poll() that make progress possible; 0 without a transfer.
   int events() const;

@@ -1,4 +1,5 @@
-// A lane's connections to the other nodes: moves the parts of chunks between their memory and ours.
+// A lane's connections to the other nodes: moves the parts of chunks between their memory and this
+// node's.
 
 #ifndef DAEMON_ENGINE_LANE_LINKS_H_
 #define DAEMON_ENGINE_LANE_LINKS_H_
@@ -18,8 +19,8 @@
 
 namespace gradsync::daemon {
 
-// Both sides know what comes next and how long it is: the receiver names the memory before the
-// message comes (LaneConnection). Until then the sender waits.
+// Both sides know what comes next and how long it is: the receiver names the memory for each
+// message (LaneConnection). Until it does, the sender waits.
 //
 // Thread-safe. Has one thread, which sleeps in poll(). The caller keeps memory and groups alive
 // until their transfers are done, or this is destroyed.
@@ -41,10 +42,10 @@ class LaneLinks {
   void Start();
 
   // Waits until the group's transfers are done: received, or taken by the kernel to be sent.
-  // UNAVAILABLE ENGINE_PEER_LOST: the connection to a node is broken. INTERNAL ENGINE_BROKEN: it
-  // has sent what it should not. Both name the node. CANCELLED: Abort() was called. After an error,
-  // the thread uses no transfer's memory any more. There is no deadline here: PeerWatch decides
-  // when to abort.
+  // UNAVAILABLE ENGINE_PEER_LOST: the connection to a node is broken. INTERNAL ENGINE_BROKEN: a
+  // node has sent what it should not. Both name the node. CANCELLED: Abort() was called. After an
+  // error, the thread uses no transfer's memory any more. There is no deadline here: PeerWatch
+  // decides when to abort.
   absl::Status Await(Group* group);
   // Ends all waits, now and later.
   void Abort();

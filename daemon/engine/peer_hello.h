@@ -15,7 +15,7 @@
 namespace gradsync::daemon {
 
 struct PeerHello {
-  std::uint32_t node = 0;  // that connects
+  std::uint32_t node = 0;  // the one that connects
   std::uint32_t channel = 0;
 };
 

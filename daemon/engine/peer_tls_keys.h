@@ -1,4 +1,4 @@
-// What a node shows, and believes, on TLS connections to other nodes.
+// The key and the certificates that a node uses on TLS connections to other nodes.
 
 #ifndef DAEMON_ENGINE_PEER_TLS_KEYS_H_
 #define DAEMON_ENGINE_PEER_TLS_KEYS_H_

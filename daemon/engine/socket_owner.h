@@ -1,5 +1,5 @@
-// Which user has a TCP socket of this network namespace. The kernel finds the socket by its two
-// ends, however many others there are.
+// Says which user owns a TCP socket of this network namespace. The kernel finds the socket by its
+// two ends, however many others there are.
 
 #ifndef DAEMON_ENGINE_SOCKET_OWNER_H_
 #define DAEMON_ENGINE_SOCKET_OWNER_H_
@@ -32,8 +32,8 @@ struct TcpEnd {
 
 // Whether the kernel answers (sock_diag(7), with its module tcp_diag).
 bool CanFindOwners();
-// The user of the connected socket that has the end `own`, and is connected to `other`. nullopt: no
-// socket is, or the kernel does not answer.
+// The user of the connected socket that has the end `own`, and is connected to `other`. nullopt:
+// there is no such socket, or the kernel does not answer.
 std::optional<std::uint32_t> OwnerOf(const TcpEnd& own, const TcpEnd& other);
 
 }  // namespace gradsync::daemon

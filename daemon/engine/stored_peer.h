@@ -14,7 +14,7 @@
 
 namespace gradsync::daemon {
 
-// Of the secret, in bytes.
+// The length of the secret, in bytes.
 inline constexpr std::size_t kPeerTokenBytes = 32;
 
 struct StoredPeer {
@@ -28,8 +28,8 @@ struct StoredPeer {
 std::string EncodeStoredPeer(absl::string_view address, std::uint16_t port, absl::string_view token,
                              absl::string_view agreement);
 
-// INVALID_ARGUMENT: `value` is nothing that EncodeStoredPeer() writes. The agreement may be any
-// text.
+// INVALID_ARGUMENT: `value` does not have the form that EncodeStoredPeer() writes. The agreement
+// may be any text.
 absl::StatusOr<StoredPeer> DecodeStoredPeer(absl::string_view value);
 
 }  // namespace gradsync::daemon

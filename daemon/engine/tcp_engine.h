@@ -29,10 +29,10 @@ struct TcpOptions : EngineOptions {
 };
 
 // Thread-safe. Has two threads per lane, of which one reads and writes its connections, and one
-// thread that watches the other nodes. Without exchanges only the watch wakes.
+// thread that watches the other nodes. Without exchanges only the watching thread wakes up.
 //
-// Only the engines of the job's nodes can connect (peer_mesh.h). They are not trusted: data that is
-// not expected fails the engine. All nodes must have the same byte order.
+// Only the engines of the job's nodes can connect (peer_mesh.h). Even these nodes are not trusted:
+// data that is not expected fails the engine. All nodes must have the same byte order.
 class TcpEngine final : public Engine, private TcpLane::Owner {
  public:
   // Connects to the other nodes; every node calls this. Blocks for up to connect_timeout.

@@ -15,19 +15,19 @@
 
 namespace gradsync::daemon {
 
-// A node says whose job it joins, and that user is charged. So a stranger could have as much as all
-// users together. An address counts each job once, whatever nodes of it join the job.
-// Thread-safe. Its results may outlive it.
+// A node itself says whose job it joins, and that user is charged. Without this limit, a stranger
+// could use up the quotas of all users. Each address counts a job once, however many of its nodes
+// join the job. Thread-safe. Its results may outlive it.
 class AddressJobs {
  public:
-  // Three jobs of the most ranks, or some 350 of a few.
+  // Enough for three jobs of the largest world size, or for some 350 jobs of a few ranks.
   static constexpr std::uint64_t kMostBytes = std::uint64_t{128} << 20;
 
   // Counts `bytes` for the job, until the result is destroyed. RESOURCE_EXHAUSTED QUOTA: the
   // address would have more than kMostBytes.
   absl::StatusOr<std::shared_ptr<void>> Add(const std::string& address, const JobKey& key,
                                             std::uint64_t bytes);
-  // What an address has.
+  // The bytes that an address has.
   std::uint64_t BytesOf(const std::string& address) const;
 
  private:

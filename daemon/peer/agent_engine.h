@@ -36,13 +36,13 @@ namespace gradsync::daemon {
 class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
  public:
   struct Context {
-    Tenant user;                   // the user for whom its engines count
+    Tenant user;                   // its engines count for this user
     ArenaQuota* memory = nullptr;  // is charged for launches in flight; null: nothing is
     std::string node_name;         // of this node
     // Where this node's engines listen; empty: the address that the coordinator sees.
     std::string address;
     std::uint64_t staging_bytes = 0;
-    EngineLimits limits;  // Hello has said them
+    EngineLimits limits;  // those that this node's Hello has named
     EngineMaker make_engine;
     bool encrypted = false;      // the engines' connections have TLS; for status
     Executor* reaper = nullptr;  // destroys engines, each on a thread of its own
@@ -51,9 +51,9 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
     std::function<std::shared_ptr<ForwardingJob>(std::uint64_t incarnation)> find_rank;
     std::function<void()> settled;  // a launch was answered; busy() may have become false
   };
-  // Each has memory and threads until its end, which may take 10 s.
+  // The most engines at a time. Each has memory and threads until its end, which may take 10 s.
   static constexpr int kMaxEngines = 4;
-  // Of an engine's launches in flight, so many bytes cost nothing: some 200 launches.
+  // Up to this many bytes of an engine's launches in flight are not charged: some 200 launches.
   static constexpr std::size_t kFreeLaunchBytes = 256 << 10;
   explicit AgentEngine(Context context) : context_(std::move(context)) {}
 
@@ -63,14 +63,14 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   void Connect(const v1::ConnectEngine& connect);
   void Take(const v1::EngineEnd& end);
   void Take(const v1::RendezvousValue& value);
-  // An honest coordinator has a launch in flight for each bucket of the layouts that are in a step,
-  // and for one operation. So it is the user's quota that bounds them: beyond it the answer is
-  // RESOURCE_EXHAUSTED, which ends the job.
+  // An honest coordinator may have many launches in flight: one for each bucket of the layouts that
+  // are in a step, and one for an operation. So only the user's quota bounds them. Beyond it the
+  // answer is RESOURCE_EXHAUSTED, which ends the job.
   void Launch(const v1::Launch& launch);
 
   // Ends the engine. Launches in flight fail.
   void End(const absl::Status& why);
-  // A launch is in flight.
+  // True if a launch is in flight.
   bool busy() const;
   // How many engines it has made.
   std::uint64_t engines_made() const { return epochs_.load(); }
@@ -82,10 +82,11 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   // reference.
   struct Epoch {
     std::uint64_t number = 0;
-    std::uint64_t place = 0;  // among all of this object, which the coordinator does not choose
+    std::uint64_t place = 0;  // counts this object's epochs; not the coordinator's choice
     std::uint64_t last_launch = 0;
     std::size_t bytes_in_flight = 0;  // of its launches
-    // For the most that was in flight: the exchange keeps that memory for later launches.
+    // For the most bytes that were in flight at a time: the exchange keeps that memory for later
+    // launches.
     SteppedCharge charge{kFreeLaunchBytes};
     std::vector<std::string> node_names;
     EngineSettings settings;
@@ -101,7 +102,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
     std::size_t bytes = 0;
   };
 
-  // Whether an engine may be made. Nothing of the message has been copied yet: it may be long.
+  // Checks whether an engine may be made, before anything of the message is copied: it may be long.
   // INVALID_ARGUMENT: the message is not valid. RESOURCE_EXHAUSTED QUOTA: the new engine is one too
   // many, or larger than Context::limits allow.
   absl::Status CheckConnect(const v1::ConnectEngine& connect) const;
@@ -111,7 +112,7 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
   // Makes the work of a launch, without its done(). `semaphores` gets the pages of its ranks.
   absl::Status MakeWork(const v1::Launch& launch, const Epoch& epoch, NodeWork* work,
                         std::vector<std::shared_ptr<SemaphorePage>>* semaphores) const;
-  // RESOURCE_EXHAUSTED QUOTA: the user's quota ended with `why`.
+  // RESOURCE_EXHAUSTED QUOTA, with the text of `why`, the quota's error.
   absl::Status TooMuchInFlight(const absl::Status& why) const;
   // Charges for the launch.
   absl::Status ChargeLocked(const InFlight& launch, Epoch* epoch) const

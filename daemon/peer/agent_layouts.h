@@ -29,13 +29,13 @@ namespace gradsync::daemon {
 bool SameBuckets(const LayoutPlan& plan, const v1::LayoutAssigned& assigned);
 
 // The end of a void step writes the done words of all buckets. The link's threads have other jobs
-// to serve, so the executor writes these words, a part of them in each turn. No word goes back: if
-// the next step launches a bucket before its turn has come, its word is written at once. If the
-// layout ends, the words that are left are not written.
+// to serve, so the executor writes these words, a part of them in each turn. No word ever
+// decreases: if the next step launches a bucket before the executor has come to it, the bucket's
+// word is written at once. If the layout ends, the words that are left are not written.
 //
 // Thread-safe. Keeps the memory until the layout or the rank has ended; then the executor frees it.
 // `executor` outlives it. A shared_ptr owns it, because the executor's work keeps it alive. Lock
-// order: AgentLayouts::mutex_, then the executor's queue only.
+// order: AgentLayouts::mutex_, then only that of the executor's queue.
 class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
  public:
   AgentLayouts(const Tenant& user, std::uint32_t rank, UserExecutor* executor)
@@ -60,7 +60,7 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
   // decided.
   void ReleaseLayout(std::uint32_t channel);
   void KeepStaging(StagingMemory staging);
-  // Ends everything. Nothing comes after it.
+  // Ends every layout. Later calls change nothing.
   void End();
 
   // ---- Its steps
@@ -70,13 +70,13 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
   // many buckets, the last ones later.
   void StepDone(const v1::StepDone& done);
   // Every rank has left: steps go on from these numbers. Releases waits for earlier steps, as
-  // above. INVALID_ARGUMENT MALFORMED: the message names more layouts than a job may have, one of
-  // them twice, or a step 0. Then nothing changes.
+  // above. INVALID_ARGUMENT MALFORMED: the message names more layouts than a job may have, names
+  // one twice, or names a step 0. Then nothing changes.
   absl::Status Resume(const v1::LeaveDone& done);
-  // The rank has sent EndStep, and knows no verdict. On a GPU, to have marked every bucket is
-  // enough: its streams may then have seen the verdict.
+  // True if the rank has sent EndStep and does not know the verdict. On a GPU it is enough that the
+  // rank has marked every bucket: its streams may then have seen the verdict.
   bool InDoubt() const;
-  // The rank has begun a step, and knows no verdict.
+  // True if the rank has begun a step and does not know the verdict.
   bool InStep() const;
 
   // ---- The coordinator's launches

@@ -56,7 +56,7 @@ struct AgentSessionContext {
   bool tls = false;                     // agents have shown certificates
   // This process's ends of its connections with a caller, as gRPC names it.
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
-  // Whose connection a caller has, as gRPC names it.
+  // The CallerKey of a caller, from gRPC's name for it.
   std::function<CallerKey(const std::string& caller)> caller_key;
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
@@ -88,9 +88,9 @@ class AgentSession final
         context_(context),
         workers_(context.clock, context.worker_idle_limit_ns) {}
 
-  // Welcome was sent. It is the first message.
+  // True once Welcome was sent, which is the first message.
   bool greeted() const { return phase_.load() >= Phase::kWelcomed; }
-  // It is not welcome, and nothing that it has said waits for its turn.
+  // True if Welcome was not sent, and no message of the agent waits for its turn.
   bool silent() const { return !greeted() && !HasMessage(); }
   using Stream::caller;
   // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
@@ -168,7 +168,7 @@ class AgentSession final
   mutable std::atomic<const StepRecord*> waiting_record_{nullptr};
 
   // Used by the read side only.
-  std::shared_ptr<UserTurns> turns_;          // null: of whom is to be found out
+  std::shared_ptr<UserTurns> turns_;          // null: the next message finds out whose they are
   std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
   RemoteWorkers workers_;
   std::uint64_t needed_ns_ = 0;   // when something last needed the node

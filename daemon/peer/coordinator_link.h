@@ -38,7 +38,7 @@ namespace gradsync::daemon {
 
 struct LinkContext {
   std::shared_ptr<void> counted;  // counts the link in a StreamCount
-  Tenant payer;                   // of the rank that has it made: the job counts as this user's
+  Tenant payer;                   // of the rank for which it is made: the job counts for this user
   ArenaQuota* memory = nullptr;   // is charged for what waits for the coordinator; null: nothing is
   std::string instance;
   std::string node_name;
@@ -151,8 +151,8 @@ class CoordinatorLink final
   absl::Status Unreachable(const std::string& why) const;
   void StartRank(Waiting waiting) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnRankResponse(const v1::RankResponse& response);
-  // The coordinator has just used this node. It launches here even if this node's ranks have all
-  // exited.
+  // Notes that the coordinator has just used this node. It launches here even if this node's ranks
+  // have all exited.
   void NoteUse();
   std::shared_ptr<ForwardingJob> FindRank(std::uint64_t incarnation);
   absl::StatusOr<ProxiedBucket> FindBucket(std::uint64_t arena, std::uint32_t bucket,

@@ -33,7 +33,7 @@ namespace gradsync::daemon {
 
 // The arguments of an EngineMaker, which makes an engine and blocks until every node has connected.
 struct EngineSpec {
-  Tenant user;  // the user for whom it counts
+  Tenant user;  // it counts for this user
   std::uint32_t node = 0;
   std::vector<std::string> node_names;
   std::string address;  // of this node, for the others
@@ -54,7 +54,7 @@ struct NodeGroupEnvironment {
   EngineMaker make_engine;
   bool encrypted = false;            // the engines' connections have TLS; for status
   Executor* reaper = nullptr;        // aborts and destroys engines, each on a thread of its own
-  UserExecutor* executor = nullptr;  // launches what one message leaves; until Shutdown()
+  UserExecutor* executor = nullptr;  // launches what a message leaves over, until Shutdown()
   const Clock* clock = nullptr;
   ArenaQuota* memory = nullptr;  // is charged for what the daemon keeps; null: nothing is
 };
@@ -75,7 +75,8 @@ using NodeLinks = std::vector<std::shared_ptr<NodeLink>>;
 // reference.
 class EngineEpoch {
  public:
-  // Called when this node has finished its part of a launch. nullopt: it has not measured anything.
+  // Called when this node has finished its part of a launch. nullopt: this node has measured
+  // nothing.
   using LaunchDone = std::function<void(std::uint64_t launch, const absl::Status&,
                                         const std::optional<GradientStats>&)>;
 
@@ -127,7 +128,7 @@ class EngineEpoch {
  private:
   void QueueConnect();
   // Gives this node's part of a launch to the engine. RESOURCE_EXHAUSTED: the user has no memory
-  // for what passes through here.
+  // left for a broadcast that only passes through here.
   absl::Status Submit(NodeWork work);
 
   const std::uint64_t epoch_;

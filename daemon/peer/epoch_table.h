@@ -20,9 +20,9 @@
 
 namespace gradsync::daemon {
 
-// Not thread-safe: NodeGroup guards it with its mutex. It calls nobody. It queues messages on links
-// and adds these links to `flush`; the caller flushes them. It shares the epochs with the callbacks
-// of NodeGroup.
+// Not thread-safe: NodeGroup guards it with its mutex. It runs no callbacks. It queues messages on
+// links and adds these links to `flush`; the caller flushes them. It shares the epochs with the
+// callbacks of NodeGroup.
 class EpochTable {
  public:
   // The engine of this epoch seems to have failed. Called on any thread.
@@ -36,7 +36,7 @@ class EpochTable {
   // A new epoch is counted for `user`, and gets the callback that `suspected` returns.
   std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links, const Tenant& user,
                                         absl::FunctionRef<Suspected()> suspected, NodeLinks* flush);
-  // Null: none.
+  // Null: there is none.
   const std::shared_ptr<EngineEpoch>& current() const { return current_; }
   // The epoch with this number. Null if it has ended and every launch of it is answered. MALFORMED
   // unless `link` (null: this node), which sent `what`, is one of its nodes.

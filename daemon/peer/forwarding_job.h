@@ -87,7 +87,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
 
   const JoinRequest request_;
   const Context context_;
-  const std::shared_ptr<AgentLayouts> layouts_;  // with the executor's work
+  const std::shared_ptr<AgentLayouts> layouts_;  // shared with the executor's work
 
   mutable Mutex mutex_;
   std::shared_ptr<SessionSink> sink_ ABSL_GUARDED_BY(mutex_);  // null once the session has ended

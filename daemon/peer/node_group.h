@@ -5,8 +5,8 @@
 // every launch. So no launch waits for a straggler, and a lost trainer leaves no launch half done.
 // The engine outlives the job's generations, as long as the nodes stay the same.
 //
-// A message may make thousands of buckets ready. Its thread launches a piece of them, and the
-// executor the others, one piece in each turn of the user.
+// A message may make thousands of buckets ready. The thread of the message launches one piece of
+// them. The executor launches the rest, one piece in each turn of the user.
 
 #ifndef DAEMON_PEER_NODE_GROUP_H_
 #define DAEMON_PEER_NODE_GROUP_H_
@@ -70,7 +70,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   };
   Need NeedOf(const NodeLink* link);
 
-  // It has no job.
+  // True if it has no job.
   bool Idle();
   // Ends the engine. Nothing is launched any more.
   void Shutdown();
@@ -88,11 +88,11 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
     LinkedRanks ranks;
     absl::Status failure;  // of its engine: the job is about to be ended
   };
-  // What one call has asked for, or a part of it.
+  // The launches that one call has asked for, or a part of them.
   struct Launches {
     std::shared_ptr<Job> job;
     absl::InlinedVector<ReduceOperation*, 8> operations;
-    bool ended = false;  // the job has
+    bool ended = false;  // the job has ended
   };
   using Piece = absl::InlinedVector<Launches, 1>;
   struct Refused {
@@ -126,7 +126,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   Piece TakePieceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LaunchLocked(const Launches& launches, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // OK if its operations are launched.
+  // OK if the operations may be launched.
   absl::Status WhyRefused(const Launches& launches, const Entry& entry) const;
   // What is called when this node has finished a launch of the epoch.
   EngineEpoch::LaunchDone DoneOf(std::uint64_t epoch);
@@ -158,9 +158,9 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   EpochTable epochs_ ABSL_GUARDED_BY(mutex_);
   NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);
-  // They wait for their turn, or until a node has detached.
+  // Launches that wait for their turn, or until a node has detached.
   std::deque<Launches> waiting_ ABSL_GUARDED_BY(mutex_);
-  // The executor has a turn for them: nobody else takes any.
+  // The executor has a turn for waiting_: nobody else takes launches from it.
   bool has_turn_ ABSL_GUARDED_BY(mutex_) = false;
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -17,7 +17,7 @@
 
 namespace gradsync::daemon {
 
-// Another token is another job, and so another group, which waits for a rank 0 of its own.
+// A job with another token is another job: it has its own group, which waits for its own rank 0.
 //
 // Thread-safe. Calls jobs and node groups without its lock, except NodeGroup::Idle(). Shares the
 // groups with the agents' sessions and with the jobs.

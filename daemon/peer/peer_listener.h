@@ -53,7 +53,8 @@ class PeerListener {
   }
   // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);
-  // Whose connection it is, from the address of its other end, as gRPC names it. Thread-safe.
+  // The CallerKey of a connection, from the address of its other end, as gRPC names it.
+  // Thread-safe.
   CallerKey CallerAt(absl::string_view address);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller);
@@ -75,8 +76,8 @@ class PeerListener {
   const MonotonicClock clock_;
   ConnectionLimit limit_;
   Mutex mutex_;
-  TcpEnd connecting_ ABSL_GUARDED_BY(mutex_);  // the other end of the one that `connected` has
-  std::uint64_t connecting_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // since then; 0: none
+  TcpEnd connecting_ ABSL_GUARDED_BY(mutex_);  // the other end of what `connected` has
+  std::uint64_t connecting_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // since when; 0: it has none
   std::thread thread_;
 };
 

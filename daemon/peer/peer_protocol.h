@@ -19,7 +19,7 @@ inline constexpr std::size_t kInstanceBytes = 16;  // of Hello.instance
 // The most ranks that one node may have in one job. 8 GPUs per node are common.
 inline constexpr std::size_t kMaxRanksPerNode = 1024;
 
-// The largest message of an agent: a trainer's message and what goes around it, or a value of the
+// The largest message of an agent: a trainer's message with its envelope, or a value of the
 // rendezvous.
 inline constexpr int kMaxAgentMessageBytes = kMaxRequestBytes + (64 << 10);
 // The largest message of a coordinator: the plan or the times of a large layout. A message to a
@@ -32,7 +32,7 @@ inline constexpr int kPeerReadBytes = 64 << 10;
 // A peer that leaves more than this unread is disconnected. The largest layouts of several ranks
 // fit.
 inline constexpr UnreadLimits kPeerUnread{1 << 16, std::size_t{128} << 20};
-// So much of it costs the job's user nothing. A peer that reads leaves less.
+// Up to this many unread bytes are not charged to the job's user. A peer that reads leaves fewer.
 inline constexpr std::size_t kFreeUnreadBytes = 256 << 10;
 
 }  // namespace gradsync::daemon

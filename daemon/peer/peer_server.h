@@ -1,8 +1,8 @@
 // The port on which this daemon serves the daemons of other nodes.
 //
-// gRPC bounds neither the calls that a client opens and resets at once (CVE-2023-44487), nor what
-// they take. So a thread compares gRPC's counts every kWatchPeriod. If there are too many, it ends
-// the connections with the most open calls.
+// gRPC bounds neither the calls that a client opens and resets at once (CVE-2023-44487), nor the
+// memory that they take. So a thread compares gRPC's counts every kWatchPeriod. If there are too
+// many, it ends the connections with the most open calls.
 
 #ifndef DAEMON_PEER_PEER_SERVER_H_
 #define DAEMON_PEER_PEER_SERVER_H_
@@ -40,10 +40,11 @@ namespace gradsync::daemon {
 class PeerServer {
  public:
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
-  // Jobs at a time of one other daemon, and streams at a time of all of them.
+  // The most jobs of one other daemon at a time, and the most streams of all daemons together.
   static constexpr int kStreamsPerConnection = 256;
   static constexpr std::size_t kMaxNodes = 4096;
-  // Open calls: the streams, and calls that have not come to us yet. Each takes some 13 KiB.
+  // The most open calls: the streams, and calls that have not come to us yet. Each takes some 13
+  // KiB.
   static constexpr std::uint64_t kMaxOpenCalls = kMaxNodes + 1024;
 
   // Binds the port. UNAVAILABLE: it cannot listen there.
@@ -58,13 +59,14 @@ class PeerServer {
   // Starts to accept streams and to handle messages. `context` outlives the server; `accepted` is
   // called after each new session.
   void Accept(const AgentSessionContext& context, std::function<void()> accepted);
-  // Whose connection a caller has, as gRPC names it.
+  // The CallerKey of a caller, from gRPC's name for it.
   CallerKey CallerAt(absl::string_view caller) { return listener_->CallerAt(caller); }
   // This process's ends of its connections with a caller, as gRPC names it.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller) { return listener_->OwnEnds(caller); }
   // The sessions that are open.
   std::vector<std::shared_ptr<AgentSession>> Sessions() { return acceptor_.Open(); }
-  // The sessions' streams, unknown calls, and those that wait for the next ones.
+  // Counts the sessions' streams and the unknown calls, including those that wait for the next
+  // call.
   const StreamCount& streams() const { return streams_; }
 
   // Ends every stream and accepts no more.
@@ -78,11 +80,12 @@ class PeerServer {
   void EndCaller(const std::string& caller);
   // Ends connections of callers that send much without a stream that has said Hello.
   void EndSilentSenders();
-  // Closes the oldest streams of this one's caller that have said nothing, if they are too many.
+  // If the caller of `newest` has too many streams that have said nothing, closes the oldest of
+  // them.
   void CloseOldest(const AgentSession& newest);
   // Called by the watcher. False: nobody is connected.
   bool WatchCalls();
-  // Ends connections with too many open calls. `counted`: by the server.
+  // Ends connections with too many open calls. `counted`: the server's count.
   void EndBusiest(const CallCounts& counted);
 
   PeerAddress address_;  // constant after Listen()
@@ -97,7 +100,7 @@ class PeerServer {
   std::unique_ptr<PeerListener> listener_;
 
   CountedServer counted_;                       // constant after Listen()
-  std::atomic<std::uint64_t> connected_ns_{0};  // the last connection came
+  std::atomic<std::uint64_t> connected_ns_{0};  // when the last connection came
   // The watcher's.
   std::uint64_t looked_at_bytes_ns_ = 0;
   // The watcher's. A connection has more calls than it may have at a time if it has reset some, or

@@ -21,8 +21,8 @@
 
 namespace gradsync::daemon {
 
-// Thread-safe; its lock comes before the link's queue. Its owners keep the worker alive: when the
-// last reference is dropped, the node may stop the worker.
+// Thread-safe; its lock comes before that of the link's queue. Its owners keep the worker alive:
+// when the last reference is dropped, the node may stop the worker.
 class RemoteWorker final : public WorkerPort {
  public:
   // `number` is its node's number for it.
@@ -43,7 +43,7 @@ class RemoteWorker final : public WorkerPort {
   absl::Status EndReason() const override;
 
   // ---- For its node's stream
-  // A call has not been answered.
+  // True if a call has not been answered.
   bool owes() const;
   // INVALID_ARGUMENT MALFORMED: no such call is open, or the reply does not fit it.
   absl::Status Take(const v1::WorkerReply& reply);

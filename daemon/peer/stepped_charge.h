@@ -11,12 +11,12 @@
 namespace gradsync::daemon {
 
 // A small amount is free, and more is charged in steps. So the usual case never waits for the
-// ledger.
+// quota's lock.
 //
 // Externally synchronized. The account's quota outlives it.
 class SteppedCharge {
  public:
-  // So many bytes cost nothing.
+  // Up to `free_bytes` bytes are not charged.
   explicit SteppedCharge(std::size_t free_bytes) : free_bytes_(free_bytes), granted_(free_bytes) {}
 
   // The most that may be held without another Hold().
@@ -24,7 +24,7 @@ class SteppedCharge {
   // The user is about to hold `bytes` in all; always name the same account. RESOURCE_EXHAUSTED as
   // ArenaQuota::Reserve(); then nothing changes.
   absl::Status Hold(const MemoryAccount& account, std::size_t bytes);
-  // Only what is free is held. Gives back the rest.
+  // The user now holds no more than what is free. Gives back the rest.
   void Release();
 
  private:

@@ -49,15 +49,16 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
     std::function<void()> settled;  // a call was answered; busy() may have become false
     MemoryAccount account;          // is charged for calls that are not answered
   };
-  // So many bytes of them cost nothing: some 200 calls.
+  // Up to this many bytes of such calls are not charged: some 200 calls.
   static constexpr std::size_t kFreeCallBytes = 256 << 10;
   explicit WorkerProxyServer(Owner owner) : owner_(std::move(owner)) {}
 
   // The number by which the coordinator knows this worker.
   std::uint64_t NumberOf(const std::shared_ptr<WorkerPort>& worker);
 
-  // An honest coordinator has a call open for each bucket of the layouts that are in a step, or
-  // two. So it is the user's quota that bounds them: beyond it the answer is RESOURCE_EXHAUSTED.
+  // An honest coordinator may have many calls open: one or two for each bucket of the layouts that
+  // are in a step. So only the user's quota bounds them. Beyond it the answer is
+  // RESOURCE_EXHAUSTED.
   void Call(const v1::WorkerCall& message);
   void Release(const v1::WorkerRelease& release);
   // Reports workers that have ended.
@@ -65,7 +66,7 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
   // The coordinator is lost. Workers that still owe it an answer are killed, because the other
   // nodes' workers may never join their all-reduce.
   void End(const absl::Status& why);
-  // A call has not been answered.
+  // True if a call has not been answered.
   bool busy() const;
 
  private:
