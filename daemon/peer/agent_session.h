@@ -132,7 +132,7 @@ class AgentSession final
 
   absl::Status Read(const LazyMessage<v1::AttachRequest>& received);
   absl::Status Take(const v1::AttachRequest& message);
-  // Takes anything but Hello from an agent that is not, or no longer, part of a job.
+  // Takes anything but Hello from an agent that is not yet, or no longer, part of a job.
   absl::Status TakeOfStranger() const;
   absl::Status OnHello(const v1::Hello& hello);
   absl::Status CheckCaller(const v1::Hello& hello) const;

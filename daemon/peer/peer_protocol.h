@@ -22,8 +22,8 @@ inline constexpr std::size_t kMaxRanksPerNode = 1024;
 // The largest message of an agent: a trainer's message with its envelope, or a value of the
 // rendezvous.
 inline constexpr int kMaxAgentMessageBytes = kMaxRequestBytes + (64 << 10);
-// The largest message of a coordinator: the plan or the times of a large layout. A message to a
-// trainer takes at most as much memory here.
+// The largest message of a coordinator: the plan or the times of a large layout. A message that is
+// passed on to a trainer may also take at most this much memory once it is parsed.
 inline constexpr int kMaxCoordinatorMessageBytes = 16 << 20;
 
 // The most that is read from a connection at a time: some 2,300 calls of the shortest kind.

@@ -26,7 +26,7 @@ class ConnectRate {
   // The time to regain all connections, from none.
   static constexpr std::uint64_t kRegainNs = 16'000'000'000;
   // For how long a process that connects too often is refused, and how many such processes are
-  // kept.
+  // remembered.
   static constexpr std::uint64_t kRefusedNs = 500'000'000;
   static constexpr std::size_t kMostRefused = 1024;
 

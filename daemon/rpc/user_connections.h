@@ -41,7 +41,7 @@ class UserConnections {
   UserConnections(std::string user, std::uint64_t most);
 
   // gRPC is about to get a connection. Called right before AddInsecureChannelFromFd(). `quota` is
-  // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user has a pause.
+  // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user is paused.
   absl::Status Expect(int descriptor, std::shared_ptr<void> quota);
   // Ends connections, see above. Returns false if there is nothing to watch before the next
   // Expect().
