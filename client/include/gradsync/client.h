@@ -19,22 +19,22 @@
 // With a timeout of zero or below, WaitBucket, WaitStep and LeaveAndStay return at once: the answer
 // if there is one, else DEADLINE_EXCEEDED. For the other calls such a timeout counts as 1 ms.
 //
-// Each method lists its own errors. After one of these the session goes on, unless the list says
+// Each method lists its own errors. After such an error the session goes on, unless the list says
 // that the session or the job ends. Once the session has ended, every method returns why:
 //   ABORTED              RANK_LOST, SUPERSEDED, LEASE_EXPIRED. The message names rank, step and
-//                        bucket, and how the loss is known. Join again. RANK_FINISHED: a rank
-//                        has called Finish, and another one began something that needs it.
+//                        bucket, and how the loss is known. Join again. RANK_FINISHED: a rank has
+//                        called Finish, and another one has begun something that needs that rank.
 //   ABORTED              STEP_IN_DOUBT: see WaitStep.
 //   UNAVAILABLE          DAEMON_LOST, DRAINING, COORDINATOR_LOST, WORKER_LOST and other losses.
-//                        STEP_IN_DOUBT if this rank had called EndStep, or had marked every bucket
-//                        on a GPU, and no verdict arrived.
+//                        STEP_IN_DOUBT: no verdict arrived after this rank had ended the step or,
+//                        on a GPU, had marked every bucket.
 //   FAILED_PRECONDITION  LEFT: this rank has left. CLOSED: the Session was destroyed.
 //
 // UNAVAILABLE DAEMON_SILENT does not end the session. The daemon is stopped or hangs: it has said
 // nothing for two leases, or has not sent the verdict of a decided step within 10 s. WaitStep,
 // WaitBucket and LeaveAndStay can be repeated, and go on when the daemon does. If Barrier,
-// Broadcast or AllReduce returns it, this session takes no more operations: that one may still
-// complete on other ranks.
+// Broadcast or AllReduce returns DAEMON_SILENT, this session takes no more operations, because the
+// unanswered one may still complete on other ranks.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
@@ -67,7 +67,7 @@ using CudaStream = void*;
 // What an average divides its sum by: the ranks that take part, or the world size.
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 // What a lost rank does to its job. kAbort ends the job. With kHold the running step waits until
-// another process takes the rank's place; see docs/failures.md. Daemons do not have kContinue yet.
+// another process takes the rank's place; see docs/failures.md. kContinue is not implemented yet.
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
 // With kHold: who gives a replacement the state of the model. kSurvivor: a survivor, see
 // Session::ServeState. kTrainer: the trainers themselves, for example from a file that each rank
@@ -77,8 +77,8 @@ enum class StateSource : std::uint8_t { kSurvivor = 1, kTrainer = 2 };
 // As the root of Broadcast: the lowest rank that takes part.
 inline constexpr std::uint32_t kLowestLiveRank = 0xFFFFFFFF;
 
-// Options that the trainer sets itself: each wins over its environment variable, which is then
-// neither needed nor read. nullopt: the variable counts.
+// Options that the trainer sets itself. A given option wins over its environment variable, which is
+// then neither needed nor read. nullopt: the variable is used.
 struct GivenOptions {
   std::optional<std::string> socket;
   std::optional<std::string> job_id;
@@ -90,15 +90,15 @@ struct GivenOptions {
 
 struct SessionOptions {
   // Reads the environment variables of options that are not given.
-  //   RANK, WORLD_SIZE       `rank`, `world_size`: as torchrun sets them.
+  //   RANK, WORLD_SIZE           for `rank`, `world_size`: as torchrun sets them.
   //   MASTER_ADDR, MASTER_PORT   for `job_id`: as torchrun sets them.
-  //   TORCHELASTIC_RUN_ID    for `job_id`; default "none", as torchrun's.
-  //   GRADSYNC_SOCKET        default: `socket` below.
-  //   GRADSYNC_JOB_TOKEN     default: no token.
-  //   GRADSYNC_COORDINATOR   default: MASTER_ADDR, or empty if that is not set or LOCAL_WORLD_SIZE
-  //                          equals the world size.
-  // INVALID_ARGUMENT MALFORMED: an option is missing: the error names it and its variable. Or one
-  // of the two is malformed: the error names that one.
+  //   TORCHELASTIC_RUN_ID        for `job_id`; default "none", as torchrun's.
+  //   GRADSYNC_SOCKET            default: `socket` below.
+  //   GRADSYNC_JOB_TOKEN         default: no token.
+  //   GRADSYNC_COORDINATOR       default: MASTER_ADDR, or empty if that is not set or
+  //                              LOCAL_WORLD_SIZE equals the world size.
+  // INVALID_ARGUMENT MALFORMED: an option is missing, and the error names the option and its
+  // variable; or an option or a variable is malformed, and the error names it.
   static absl::StatusOr<SessionOptions> FromEnvironment(const GivenOptions& given = {});
 
   // Path of the daemon's gRPC socket, "X.sock". Descriptors come over "X-fd.sock" beside it.
@@ -118,11 +118,12 @@ struct SessionOptions {
   // A step that is not decided this long after its first MarkReady is void on every rank. Zero: the
   // daemon's default, 30 min.
   absl::Duration step_timeout = absl::ZeroDuration();
-  // How long Join tries while no daemon listens, while the coordinator cannot be reached, and with
-  // kHold while another session has the rank. A sidecar may start late, and a replacement early.
+  // How long Join tries again while no daemon listens, while the coordinator cannot be reached or,
+  // with kHold, while another session has the rank: the daemon may start after the trainer, and a
+  // replacement may start before the daemon knows of the loss.
   absl::Duration connect_timeout = absl::Seconds(60);
   // "host" or "host:port" of the daemon on rank 0's node, the same on every rank. Without a port:
-  // the one in this node's peer_listen. Empty: every rank is on this node. A daemon without
+  // the port in this node's peer_listen. Empty: every rank is on this node. A daemon without
   // peer_listen ignores it.
   std::string coordinator;
   // How NCCL sums gradients between GPUs, the same on every rank. Default: NCCL's own choice.
@@ -140,9 +141,9 @@ struct BucketSpec {
   std::uint64_t count = 0;  // elements; may be 0
 };
 
-// A named set of parameters, in one of two forms. Either `parameters` in the order of the forward
-// pass: the daemon cuts them into buckets in reverse order, one data type per bucket, up to
-// `bucket_cap_bytes`, with a smaller first and last bucket. Or `explicit_buckets`.
+// A named set of either `parameters`, in the order of the forward pass, or `explicit_buckets`. The
+// daemon cuts `parameters` into buckets in reverse order. A bucket has one data type and up to
+// `bucket_cap_bytes`; the first and the last bucket can have smaller caps.
 struct LayoutSpec {
   std::string name = "default";
   std::vector<ParameterSpec> parameters;
@@ -153,8 +154,8 @@ struct LayoutSpec {
   // last reduction, because no backward pass is left to hide it. If the last bucket is larger, its
   // last parameters move into a new bucket: as many as fit under this cap, and at least one.
   std::uint64_t last_bucket_cap_bytes = 0;
-  // Integers have no average. They, and the minimum and maximum of any type, are for
-  // explicit_buckets in host memory.
+  // Integers have no average. Integers, and the minimum and maximum of any type, are allowed only
+  // with explicit_buckets in host memory.
   ReduceOp op = ReduceOp::kAverage;
   // UUID of the GPU that holds the buckets, as nvidia-smi -L prints it; see CudaDeviceUuid. Empty:
   // host memory. Either every rank names its own GPU, or none does.
@@ -208,7 +209,7 @@ struct StateImage {
   };
 
   std::uint32_t source = 0;  // the rank that gave it
-  std::vector<Item> items;   // in its order
+  std::vector<Item> items;   // in the order of the source
   // Keeps the items' memory, one allocation of this process.
   std::shared_ptr<std::byte> memory;
 };
@@ -235,8 +236,9 @@ struct BucketTimes {
   std::uint64_t finish_ns = 0;
 };
 
-// Measured by the reduction as it writes one bucket's result, at no extra cost. Integers, minima
-// and maxima are not measured: then sum_of_squares is NaN and non_finite is 0.
+// Statistics of one bucket's result. The reduction measures them as it writes the result, at no
+// extra cost. Integers, minima and maxima are not measured: then sum_of_squares is NaN and
+// non_finite is 0.
 struct GradientStats {
   double sum_of_squares = 0;     // of the result's elements; NaN or Inf if an element is
   std::uint64_t non_finite = 0;  // elements that are NaN or Inf
@@ -267,7 +269,7 @@ struct StepResult {
 // else Inf if an element is Inf. Parameters that no rank used count as zeros.
 double GradientNorm(const StepResult& result);
 // min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_. NaN for a norm of NaN, 0 for a
-// norm of Inf. Neither repairs gradients that are not finite: skip that update.
+// norm of Inf. A coefficient does not repair gradients that are not finite: skip that update.
 double ClipCoefficient(double norm, double max_norm);
 
 struct SessionStatistics {
@@ -284,8 +286,8 @@ class Session;
 // Only the library derives from these two, and its overrides have no defaults of their own.
 // NOLINTBEGIN(google-default-arguments)
 
-// A registered layout: an arena of buckets, and the sequence of its steps. It may outlive the
-// Session: then its calls return why the session has ended, and its memory stays readable. Its
+// A registered layout: an arena of buckets, and the sequence of its steps. A Layout may outlive the
+// Session: then its calls return why the session has ended, and its memory stays readable. The
 // destructor releases the layout; see Release().
 //
 // On a GPU, calls take the trainer's streams, and the host waits for nothing on the way:
@@ -298,19 +300,19 @@ class Session;
 // A stream goes on whether the step is complete or void. To keep even the verdict off the host, use
 // an optimizer that takes `found_inf`: it reads device_verdict(step) after WaitOnStream and skips
 // the update of a void step. Call WaitStep(step) one step later. Two steps may be under way: the
-// one that is being marked, and the one before it, ended but not decided.
+// one that is being marked, and the one before it, which is ended but not decided.
 //
 // Every stream must be alive, and belong to this process and to the layout's GPU. To use a
 // destroyed stream is undefined, as in CUDA: the process may crash. Besides its own errors, a call
-// that takes a stream returns
+// that takes a stream can return
 //   INVALID_ARGUMENT     MALFORMED: the layout is in host memory. BAD_STREAM: the driver refuses
 //                        the stream.
 //   FAILED_PRECONDITION  CAPTURING: the stream is being captured into a CUDA graph. Nothing was
 //                        enqueued.
 //   UNAVAILABLE          GPU_FAULT: this process cannot use the GPU any more.
 // The session's end releases every stream that waits. Destroying the Layout, or the last reference
-// to its Mapping(), waits for every stream of the GPU. Do neither while one is being captured into
-// a graph: CUDA invalidates the capture, and the memory stays mapped until the process ends.
+// to its Mapping(), waits for every stream of the GPU. Do neither while a stream is being captured
+// into a graph: CUDA invalidates the capture, and the memory stays mapped until the process ends.
 class Layout {
  public:
   virtual ~Layout() = default;
@@ -328,32 +330,34 @@ class Layout {
   virtual BucketView bucket(std::size_t bucket) const = 0;
   virtual GradientView gradient(std::size_t parameter) const = 0;
   // The memory for the model's buffers, LayoutSpec::buffer_bytes bytes of kUint8; count 0 if there
-  // are none. It is bucket(bucket_count() - 1); mark it as every other bucket. Rank 0 writes its
-  // buffers, every other rank zeros: a complete step brings rank 0's bytes to every rank. The norm
-  // of the step leaves it out.
+  // are none. It is bucket(bucket_count() - 1); mark it like every other bucket. Rank 0 writes its
+  // buffers, and every other rank writes zeros. A complete step brings rank 0's bytes to every
+  // rank. GradientNorm() leaves this bucket out.
   virtual BucketView buffers() const = 0;
   // Keeps the arena mapped while views of it may outlive the Layout.
   virtual std::shared_ptr<const void> Mapping() const = 0;
 
   // The first step of this rank when the layout became ready: 1, or more if it replaces another
-  // layout or the session replaces a lost one. Another rank may have abandoned it by now; then
-  // next_step() is larger.
+  // layout or the session replaces a lost one. Another rank may have abandoned that step by now;
+  // then next_step() is larger.
   virtual std::uint64_t first_step() const = 0;
   // The step to run now, from 1. One more than the last decided step; on a GPU, one more than the
   // last step that this rank has ended.
   virtual std::uint64_t next_step() const = 0;
 
-  // Where this rank is in its data, for the next step that it begins; sent with the step's first
-  // BucketReady and with EndStep. If ranks give different positions in one step, the session of the
-  // later one ends: FAILED_PRECONDITION POSITION_MISMATCH, which names both ranks and positions.
+  // Says where this rank is in its data at the next step that it begins. The position is sent with
+  // the step's first BucketReady and with EndStep. If ranks give different positions in one step,
+  // the session of the rank that gives its position last ends: FAILED_PRECONDITION
+  // POSITION_MISMATCH, which names both ranks and positions.
   virtual void SetPosition(Position position) = 0;
 
   // "This rank did not use the parameter in this step." Call it before the parameter's bucket is
-  // marked ready; once is enough. The gradient becomes zeros, and EndStep reports it as unused.
+  // marked ready; once is enough. The gradient becomes zeros, and EndStep reports the parameter as
+  // unused.
   //
   // If no rank used the parameter, WaitStep of the complete step puts back the gradient that was
-  // there before, unless the next step's first MarkReady came before that WaitStep. Allocates only
-  // if the gradient was not zero.
+  // there before, unless the next step's first MarkReady came before that WaitStep. MarkUnused
+  // allocates memory only if the gradient was not zero.
   //
   // On a GPU, the stream that marks the bucket writes the zeros, and nothing is put back: a trainer
   // that accumulates gradients over micro-batches keeps a copy. Explicit layouts have no
@@ -373,8 +377,9 @@ class Layout {
   //                        called.
   //   ABORTED              the step is already void; the message names the rank and the cause.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
-  // The same on a GPU: "Every gradient of this bucket is written once these streams get here." The
-  // first stream waits for the others. Each may be destroyed as soon as this returns. Also
+  // The same on a GPU: "Every gradient of this bucket is written once these streams reach this
+  // call." The first stream waits for the others. Each may be destroyed as soon as the call
+  // returns. It can also return
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: two steps are under way; call WaitStep of the first.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket,
                                  absl::Span<const CudaStream> streams) = 0;
@@ -383,12 +388,12 @@ class Layout {
   // used it; empty: all were used. Parameters of MarkUnused count as unused in any case.
   //   INVALID_ARGUMENT     MALFORMED: `used` has another size.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: names the first bucket that was not marked ready.
-  //   and the errors of MarkReady.
+  //   And the errors of MarkReady.
   virtual absl::Status EndStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
 
-  // Marks every bucket that was not marked, and ends the step, in one message. If it fails, no
-  // bucket is marked.
-  //   the errors of MarkReady and EndStep that name no bucket.
+  // Marks every bucket that was not marked, and ends the step, in one message. If the call fails,
+  // it marks no bucket.
+  //   The errors of MarkReady and EndStep that name no bucket.
   virtual absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used = {}) = 0;
   // The same on a GPU; `streams` as in MarkReady.
   virtual absl::Status FinishStep(std::uint64_t step, const std::vector<bool>& used,
@@ -399,8 +404,8 @@ class Layout {
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
   // On a GPU: work that is enqueued on `stream` after this call runs when the bucket, or every
-  // bucket, is reduced. Provisional, as in WaitBucket. Call it after MarkReady; the reduction may
-  // already be done.
+  // bucket, is reduced. The value is provisional, as in WaitBucket. Call it after MarkReady; the
+  // reduction may already be done.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the bucket was not marked ready, so the stream might
   //                        wait forever. STALE_STEP.
@@ -409,19 +414,19 @@ class Layout {
   virtual absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) = 0;
   // Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
   // `found_inf`. Read it on a stream after WaitOnStream(step, stream), and before the first
-  // MarkReady of step + 2. Null in host memory. It never contradicts WaitStep: if any GPU may have
-  // read 0, WaitStep returns OK or STEP_IN_DOUBT on every rank.
+  // MarkReady of step + 2. Null in host memory. The value never contradicts WaitStep: if any GPU
+  // may have read 0, WaitStep returns OK or STEP_IN_DOUBT on every rank.
   virtual const float* device_verdict(std::uint64_t step) const = 0;
 
-  // Waits until one bucket is reduced in this rank's memory. Provisional: good for inspection or
-  // clipping; the step can still become void. In host memory the thread sleeps on a futex; on a GPU
-  // it looks every 200 us.
+  // Waits until one bucket is reduced in this rank's memory. The value is provisional: it is good
+  // for inspection or clipping, but the step can still become void. In host memory the thread
+  // sleeps on a futex; on a GPU it looks every 200 us.
   //
-  // With kHold the bucket is read-only until WaitStep has returned the verdict, so clip it only
-  // then. If another rank is lost, its replacement gets the average from this memory. If the daemon
-  // finds that the average has changed, the job ends for all with PROTOCOL_VIOLATION, which names
-  // this rank. It cannot find changes of integers, minima and maxima: there the replacement gets
-  // wrong values.
+  // With kHold the bucket is read-only until WaitStep has returned the verdict: do not clip it
+  // before. If another rank is lost, its replacement gets the average from this memory. If the
+  // daemon finds that the average has changed, the job ends for all with PROTOCOL_VIOLATION, which
+  // names this rank. The daemon cannot detect a change of integers, minima or maxima: the
+  // replacement then gets wrong values.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   ABORTED              the step is void.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message names the late ranks; nothing changed.
@@ -435,8 +440,8 @@ class Layout {
   //   ABORTED              STEP_ABANDONED, STEP_VOID: the step is void; the message names the rank
   //                        that abandoned it and its reason. Zero the gradients and redo the step
   //                        from its first micro-batch under next_step().
-  //   ABORTED              STEP_IN_DOUBT: this rank cannot learn the verdict. Other ranks may have
-  //                        it, and then all of these the same one. The session ends. Compare the
+  //   ABORTED              STEP_IN_DOUBT: this rank cannot learn the verdict. Other ranks may know
+  //                        it; all of those know the same verdict. The session ends. Compare the
   //                        ranks' last steps, or go on from a checkpoint on every rank.
   //   DEADLINE_EXCEEDED    STEP_TIMEOUT: the job's step_timeout has expired and the step is void;
   //                        the message names the late ranks. WAIT_TIMEOUT: `timeout` has
@@ -447,24 +452,25 @@ class Layout {
   virtual absl::StatusOr<StepResult> WaitStep(
       std::uint64_t step, absl::Duration timeout = absl::InfiniteDuration()) = 0;
 
-  // Says that this rank does not use the layout any more. Its name is free for another layout, and
-  // the daemon frees its memory. Does not wait for the other ranks, which release it on their own.
-  // If another rank begins a step of it instead, that step is void after 5 s: LAYOUT_RELEASED names
-  // this rank. So release a layout on every rank or on none. A rank that goes while the others
-  // continue calls Leave().
+  // Says that this rank does not use the layout any more. Its name is then free for another layout,
+  // and the daemon frees its memory. Does not wait for the other ranks: each calls Release()
+  // itself. If another rank begins a step of the layout instead, that step is void after 5 s:
+  // LAYOUT_RELEASED names this rank. So release a layout on every rank or on none. A rank that
+  // stops while the others continue calls Leave().
   //
   // Later calls fail LAYOUT_RELEASED, except WaitStep of the last step. Views stay readable. The
   // destructor does the same, and abandons an open step first.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open, or the layout is being
-  //                        replaced. LAYOUT_REPLACED, LAYOUT_RELEASED: it has ended before.
+  //                        replaced. LAYOUT_REPLACED, LAYOUT_RELEASED: the layout was already
+  //                        replaced or released.
   virtual absl::Status Release() = 0;
 
  protected:
   Layout() = default;
 };
 
-// One rank's membership in a job. If it is destroyed without Leave() or Finish(), this rank is lost
-// for the others.
+// One rank's membership in a job. If a Session is destroyed without Leave() or Finish(), its rank
+// is lost for the others.
 class Session {
  public:
   // Connects and joins; tries until connect_timeout.
@@ -472,11 +478,12 @@ class Session {
   //   UNAVAILABLE          DAEMON_LOST: no daemon at `socket`. WAIT_TIMEOUT: it does not answer.
   //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` in time.
   //                        DRAINING.
-  //   PERMISSION_DENIED    CREDENTIALS: the socket's permissions, or a missing token. With kHold: a
-  //                        job that holds this rank has another token. COORDINATOR_REFUSED,
-  //                        PEER_REFUSED: the daemons do not take orders from each other.
-  //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has the rank of a job that forms, or of a
-  //                        job with kHold.
+  //   PERMISSION_DENIED    CREDENTIALS: the socket does not admit this user, or the job's token is
+  //                        missing. With kHold: the job that holds this rank has another token.
+  //                        COORDINATOR_REFUSED, PEER_REFUSED: the daemons do not take orders from
+  //                        each other.
+  //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has this rank, and the job is still
+  //                        forming or has kHold.
   //   FAILED_PRECONDITION  JOB_MISMATCH: world size or options differ from the other ranks'. LEFT:
   //                        with kHold, this rank has left the job; another run needs another
   //                        job_id. VERSION: no protocol or shared-memory ABI in common.
@@ -493,14 +500,16 @@ class Session {
 
   virtual std::uint32_t rank() const = 0;
   virtual std::uint32_t world_size() const = 0;
-  // Number of the job's life, from 1: a new one begins when trainers join again.
+  // The job's generation, from 1. A new one begins when trainers join a job that was full or has
+  // ended.
   virtual std::uint64_t generation() const = 0;
   // The daemon's number of this session. No later session of that daemon process gets it.
   virtual std::uint64_t incarnation() const = 0;
   // With kHold: this session takes the place of a lost one. It registers the layouts that the job
   // has now. A layout's next_step() tells the first step that it takes part in, and the trainer
-  // begins with the state that its rank had before that step: see FetchState. Until a step is
-  // complete it takes part in no Barrier, Broadcast or AllReduce, and registers no other layout.
+  // begins with the state that its rank had before that step: see FetchState. Until one of its
+  // steps is complete, it takes part in no Barrier, Broadcast or AllReduce, and registers no other
+  // layout.
   virtual bool is_replacement() const = 0;
 
   // Registers a layout and maps its memory. Returns when every rank has done the same. Each layout
@@ -534,7 +543,7 @@ class Session {
                                                                 const LayoutSpec& spec) = 0;
 
   // The state of the model, with kHold and StateSource::kSurvivor. Every rank calls ServeState
-  // once. A replacement (is_replacement()) then begins so:
+  // once. A replacement (is_replacement()) begins like this:
   //
   //   for (const CurrentLayout& current : session->CurrentLayouts()) {
   //     ... session->RegisterLayout(current.spec);
@@ -549,13 +558,14 @@ class Session {
   //
   // Meanwhile the other ranks wait in their step. Their state must not change from their first
   // mark of a step (MarkReady, EndStep or FinishStep) until WaitStep has returned the verdict, nor
-  // while Leave or Finish waits. In that time, while this rank waits or is between its EndStep and
-  // the wait, a thread of the library reads it: on every rank to hash it, on one rank also to copy
-  // it. WaitStep, WaitBucket, AbandonStep, Leave, Finish and the destructors return only when the
-  // reading has stopped, at most 100 ms after their answer. If TrainerState::Read itself is
-  // running, they also wait for its return, at most 10 s.
+  // while Leave or Finish waits. In that time a thread of the library may read it, while this rank
+  // waits or is between its EndStep and the wait. It reads the state on every rank to hash it, and
+  // on one rank also to copy it. WaitStep, WaitBucket, AbandonStep, Leave, Finish and the
+  // destructors return only when the reading has stopped, at most 100 ms after their answer. If
+  // TrainerState::Read itself is running, they also wait for its return, at most 10 s.
 
-  // `source`: null: this rank serves no more. Returns when nothing reads the source before it.
+  // Sets where this rank's state is. Null: this rank serves it no more. Returns when nothing reads
+  // the previous source any more.
   //   RESOURCE_EXHAUSTED   MEMORY: no thread can be started.
   virtual absl::Status ServeState(std::shared_ptr<TrainerState> source) = 0;
   // Stops a reading of the state that runs during another thread's wait. Returns when it has
@@ -568,13 +578,14 @@ class Session {
   // the trainer handed its calls to the helper. If PauseState was called after that, the library
   // does not read the state during these calls, because the trainer no longer waits for them.
   virtual void CallBegan(std::uint64_t pauses) = 0;
-  // In a replacement: the layouts that the job has now; it registers them. Otherwise: none.
+  // In a replacement: the layouts that the job has now, which this rank has to register. Otherwise:
+  // none.
   virtual std::vector<CurrentLayout> CurrentLayouts() const = 0;
-  // In a replacement: gets the state of the model from a survivor. `timeout`: until ConfirmState
-  // returns. It may be infinite: if other ranks wait for this one for longer than hold_timeout, the
-  // job ends.
-  //   UNAVAILABLE          STATE_UNAVAILABLE: every rank that has the state refused or was silent;
-  //                        the message says why.
+  // In a replacement: gets the state of the model from a survivor. `timeout` covers everything
+  // until ConfirmState returns. It may be infinite: if other ranks wait for this one for longer
+  // than hold_timeout, the job ends anyway.
+  //   UNAVAILABLE          STATE_UNAVAILABLE: each rank that has the state either refused or did
+  //                        not answer; the message says why.
   //   DEADLINE_EXCEEDED    STATE_UNAVAILABLE: not in time. Call it again.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: this session is no replacement, or has confirmed the
   //                        state. STATE_REFUSED: what arrived is malformed; the session ends.
@@ -585,17 +596,17 @@ class Session {
   // digests, and waits until they are compared with the survivors'. OK: its steps may begin.
   //   ABORTED              STATE_INTERRUPTED: the step became void, or a rank that took part in the
   //                        transfer was lost or refused. Call FetchState again.
-  //   FAILED_PRECONDITION  RANKS_DIVERGED: this rank has something else; names the first item.
-  //                        STATE_REFUSED: the TrainerState failed. Both end the session, and the
-  //                        others wait for another replacement. PROTOCOL_VIOLATION: ServeState and
-  //                        FetchState come first.
+  //   FAILED_PRECONDITION  RANKS_DIVERGED: this rank's state is different; names the first item
+  //                        that differs. STATE_REFUSED: the TrainerState failed. Both end the
+  //                        session, and the others wait for another replacement.
+  //                        PROTOCOL_VIOLATION: ServeState and FetchState come first.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: FetchState's timeout has
   //                        expired, or this call came more than 2 min, plus 1 s per 100 MB, after
   //                        FetchState had returned. Call FetchState again.
   virtual absl::Status ConfirmState(absl::Duration timeout = absl::InfiniteDuration()) = 0;
-  // Checks that every rank has the same items. An operation of the job, see below; call it between
-  // two steps, with any LossPolicy. With kHold a rank that is lost meanwhile ends the job. The
-  // items' memory must not change until it returns.
+  // Checks that every rank has the same items. This is an operation of the job, see below. Call it
+  // between two steps, with any LossPolicy. With kHold a rank that is lost meanwhile ends the job.
+  // The items' memory must not change until it returns.
   //   FAILED_PRECONDITION  RANKS_DIVERGED: on every rank; names the ranks and the first item that
   //                        differs.
   //   INVALID_ARGUMENT     MALFORMED: names the item.
@@ -625,14 +636,14 @@ class Session {
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
 
   // Says that this rank begins its next collective, in whatever way the ranks carry it out. Never
-  // blocks. If ranks say different things in the same place, the job ends for all with
-  // FAILED_PRECONDITION OPERATION_MISMATCH, which names two ranks and what they said. With kHold
-  // every call ends the job for all: UNIMPLEMENTED LOSS_POLICY.
+  // blocks. If ranks give different descriptions for the same place in the order, the job ends for
+  // all with FAILED_PRECONDITION OPERATION_MISMATCH, which names two ranks and their descriptions.
+  // With kHold every call ends the job for all: UNIMPLEMENTED LOSS_POLICY.
   //   INVALID_ARGUMENT     MALFORMED: `description` has no or more than 256 bytes.
   //   FAILED_PRECONDITION  LEFT: LeaveAndStay has not returned.
   virtual absl::Status BeginCollective(absl::string_view description) = 0;
-  // Asks which ranks have begun fewer collectives than this one. For a rank that has waited for
-  // `waited` in a collective that does not go through the daemon. Never blocks: if some rank is
+  // Asks which ranks have begun fewer collectives than this one. It is for a rank that has waited
+  // for `waited` in a collective that does not go through the daemon. Never blocks: if some rank is
   // late, TakeNotice() soon says so.
   virtual absl::Status QueryCollectives(absl::Duration waited) = 0;
 
@@ -643,9 +654,10 @@ class Session {
   // that waits, or between waits with a short timeout.
   virtual std::string TakeNotice() = 0;
 
-  // Whether an error that a call has returned, or another event, has ended the session. True: every
-  // later call fails, so join again. False: the session goes on, as after STEP_ABANDONED or
-  // DAEMON_SILENT, which have the same codes as RANK_LOST and DAEMON_LOST. Never blocks.
+  // Whether the session has ended, because of an error that a call has returned or another event.
+  // True: every later call fails, so join again. False: the session goes on, as after
+  // STEP_ABANDONED or DAEMON_SILENT, which have the same codes as RANK_LOST and DAEMON_LOST. Never
+  // blocks.
   virtual bool HasEnded() const = 0;
 
   // Waits for the session's end and returns why it ended. OK: it has not ended within `timeout`.
@@ -654,30 +666,30 @@ class Session {
   // Ends the session: the other ranks go on without this one. Waits for an operation that another
   // thread of this rank has called.
   //
-  // With kHold also waits until every rank has left or finished, or the job has ended. Until then a
-  // rank may be lost before it has saved its work, and its replacement needs the others. It returns
-  // at once if a lost rank could not be replaced: some rank has never joined, the job has no layout
-  // now, or one of its layouts has had no complete step. A layout that replaced another counts as
-  // new. The daemon checks this whenever a rank leaves, stays or finishes. If it finds such a
-  // reason then, it also ends the waits of the ranks that left before.
+  // With kHold also waits until every rank has left or finished, or the job has ended. Reason: a
+  // rank may be lost before it has saved its work, and its replacement needs the others. Leave
+  // returns at once if a lost rank could not be replaced: some rank has never joined, the job has
+  // no layout now, or one of its layouts has had no complete step. A layout that replaced another
+  // counts as new. The daemon checks this whenever a rank leaves, stays or finishes. If it finds
+  // such a reason then, it also ends the waits of the ranks that left before.
   //
-  // With kHold every step has every rank in it. So every rank leaves after the same step, and none
-  // because of an error: a process that ends without Leave is replaced.
+  // With kHold every step has every rank in it. So every rank has to leave after the same step. Do
+  // not call Leave because of an error: a process that ends without Leave is replaced.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   //   ABORTED              RANK_FINISHED: with kHold, another rank has begun a step or a layout.
   virtual absl::Status Leave() = 0;
-  // Ends the session because this process comes to a good end. The other ranks cannot go on without
-  // this one, unlike after Leave: they may finish or leave, but if one of them begins a step, an
-  // operation or a layout, or a collective that this rank has not begun, the job ends for all with
-  // ABORTED RANK_FINISHED.
+  // Ends the session because this process ends without an error. Unlike after Leave, the other
+  // ranks cannot go on without this one: they may only finish or leave. If one of them begins a
+  // step, an operation, a layout, or a collective that this rank has not begun, the job ends for
+  // all with ABORTED RANK_FINISHED.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open. LEFT: LeaveAndStay has
   //                        not returned.
   virtual absl::Status Finish() = 0;
   // "This rank has no more data in this epoch." The other ranks' steps and operations go on without
   // it, and its other calls fail LEFT. Blocks until every rank has left. Then all ranks that stayed
   // take part again, and layouts go on at next_step(). Returns which of them left last. That rank
-  // did the most steps, so broadcast its state. Until then no rank can register or replace a layout
-  // (RANKS_LEFT).
+  // did the most steps, so broadcast its state. Until every rank has left, no rank can register or
+  // replace a layout (RANKS_LEFT).
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: not every rank has left; call it again.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::StatusOr<std::uint32_t> LeaveAndStay(

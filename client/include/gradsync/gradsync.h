@@ -8,15 +8,15 @@
  * success only. Nothing here aborts, prints, throws or installs signal handlers.
  *
  * Once a session has ended, every call of it and of its layouts returns why. GRADSYNC_UNAVAILABLE
- * with reason "DAEMON_SILENT" does not end it: gradsyncd is stopped or hangs. Then
+ * with reason "DAEMON_SILENT" does not end the session: gradsyncd is stopped or hangs. Then
  * gradsync_wait_step(), gradsync_wait_bucket() and gradsync_session_leave_and_stay() can be
  * repeated.
  *
  * Ownership. An object from a `**` parameter belongs to the caller, who passes it to its _destroy()
  * function; each _destroy() accepts NULL. Every other pointer that a function returns belongs to
- * the object that was asked, and is valid as long as that object. Arguments are copied before a
- * function returns. A layout may outlive its session. Views of its memory are valid while the
- * layout or a gradsync_mapping_t of it exists.
+ * the object that it was called with, and is valid as long as that object. Arguments are copied
+ * before a function returns. A layout may outlive its session. Views of its memory are valid while
+ * the layout or a gradsync_mapping_t of it exists.
  *
  * Threads. Every function may be called from any thread at any time, but do not destroy an object
  * while another thread uses it. After fork(2), calls in the child fail with
@@ -25,17 +25,16 @@
  * Strings are UTF-8 and end with NUL. Durations are in nanoseconds; GRADSYNC_FOREVER never ends.
  * With a timeout of 0 or below, gradsync_wait_step(), gradsync_wait_bucket() and
  * gradsync_session_leave_and_stay() return at once: the answer if there is one, else
- * GRADSYNC_DEADLINE_EXCEEDED. In an options struct, 0 means the default that stands beside it.
+ * GRADSYNC_DEADLINE_EXCEEDED. In an options struct, 0 means the default that its comment gives.
  *
  * Compatibility. A program works with any newer library of the same ABI version.
- * GRADSYNC_ABI_VERSION is the version that it was compiled for; gradsync_abi_version() returns that
- * of the loaded library. Structs that begin
- * with `struct_size` may grow at their end in later releases. The struct's _init() function sets
- * `struct_size` to the program's sizeof, and every other byte to 0, which means the defaults; a
- * program may do so itself. The library reads and writes at most `struct_size` bytes, and takes
- * members beyond them as 0. `struct_size` covers at least itself and, where it exists, `storage`.
- * All other structs and the numbers of enumerations are fixed for one GRADSYNC_ABI_VERSION;
- * functions are only added.
+ * GRADSYNC_ABI_VERSION is the version that the program was compiled for; gradsync_abi_version()
+ * returns that of the loaded library. Structs that begin with `struct_size` may grow at their end
+ * in later releases. The struct's _init() function sets `struct_size` to the size that the program
+ * was compiled with, and every other byte to 0, which means the defaults; a program may do so
+ * itself. The library reads and writes at most `struct_size` bytes, and takes members beyond them
+ * as 0. `struct_size` covers at least itself and, where it exists, `storage`. All other structs and
+ * the numbers of enumerations are fixed for one GRADSYNC_ABI_VERSION; functions are only added.
  */
 
 #ifndef GRADSYNC_GRADSYNC_H_
@@ -93,10 +92,11 @@ typedef enum gradsync_code {
 /* These accept NULL, and return GRADSYNC_OK and empty strings for it. */
 GRADSYNC_EXPORT gradsync_code_t gradsync_error_code(const gradsync_error_t* error);
 GRADSYNC_EXPORT const char* gradsync_error_message(const gradsync_error_t* error);
-/* Why it failed, for programs: "RANK_LOST", "STEP_TIMEOUT"; or "". docs/errors.md lists them. */
+/* Why the call failed, for programs: a reason such as "RANK_LOST", or "". docs/errors.md lists
+ * them. */
 GRADSYNC_EXPORT const char* gradsync_error_reason(const gradsync_error_t* error);
-/* What it is about: the value of field "job", "rank", "channel", "step" or "bucket"; "" if the
- * error has no such field. */
+/* What the error is about: the value of field "job", "rank", "channel", "step" or "bucket"; "" if
+ * the error has no such field. */
 GRADSYNC_EXPORT const char* gradsync_error_field(const gradsync_error_t* error, const char* field);
 GRADSYNC_EXPORT void gradsync_error_destroy(gradsync_error_t* error);
 /* The code's name: "ABORTED". "" for a number that is no code. */
@@ -117,8 +117,8 @@ typedef enum gradsync_data_type {
   GRADSYNC_INT64 = 9
 } gradsync_data_type_t;
 
-/* In every option below, 0 means the default. Integers, minimum and maximum are for explicit
- * buckets in host memory and for gradsync_all_reduce(). */
+/* In every option below, 0 means the default. Integers, minimum and maximum are allowed only with
+ * explicit buckets in host memory, and with gradsync_all_reduce(). */
 typedef enum gradsync_reduce_op {
   GRADSYNC_SUM = 1,     /* in rank order; integers wrap around */
   GRADSYNC_AVERAGE = 2, /* default */
@@ -199,10 +199,10 @@ static inline void gradsync_session_options_init(gradsync_session_options_t* opt
   memset(options, 0, sizeof(*options));
   options->struct_size = sizeof(*options);
 }
-/* Fills `options` from torchrun's environment variables. A member that is set already wins over its
- * variable, which is then not needed: a string that is not NULL, `world_size` if it is not 0, and
- * `rank` with `rank_given`. The strings are valid until gradsync_session_options_destroy(), which
- * sets `options` as its _init() does. */
+/* Fills `options` from torchrun's environment variables. A member that is already set wins over its
+ * variable, which is then not needed. Set means: a string is not NULL, `world_size` is not 0, or
+ * `rank_given` is not 0 for `rank`. The strings are valid until gradsync_session_options_destroy(),
+ * which sets `options` as its _init() does. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_options_from_environment(
     gradsync_session_options_t* options);
 GRADSYNC_EXPORT void gradsync_session_options_destroy(gradsync_session_options_t* options);
@@ -269,9 +269,9 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_register_layout(
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_replace_layout(
     gradsync_session_t* session, gradsync_layout_t* old, const gradsync_layout_spec_t* spec,
     gradsync_layout_t** layout);
-/* "This rank uses the layout no more." Its name is free, and the daemon frees its memory; views
- * stay readable until gradsync_layout_destroy(). Release a layout on every rank or on none: a step
- * that needs a rank that has released it is void after 5 s. */
+/* "This rank does not use the layout any more." Its name is then free, and the daemon frees its
+ * memory; views stay readable until gradsync_layout_destroy(). Release a layout on every rank or on
+ * none: if a rank that released it is missing in a step, the step is void after 5 s. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_release(
     gradsync_layout_t* layout);
 /* Releases the layout, unless it is released already; abandons an open step first. */
@@ -281,7 +281,7 @@ GRADSYNC_EXPORT const char* gradsync_layout_name(const gradsync_layout_t* layout
 GRADSYNC_EXPORT uint64_t gradsync_layout_fingerprint(const gradsync_layout_t* layout);
 GRADSYNC_EXPORT size_t gradsync_layout_bucket_count(const gradsync_layout_t* layout);
 GRADSYNC_EXPORT size_t gradsync_layout_parameter_count(const gradsync_layout_t* layout);
-/* UUID of the GPU that holds it; "": host memory. */
+/* UUID of the GPU that holds the layout; "": host memory. */
 GRADSYNC_EXPORT const char* gradsync_layout_device(const gradsync_layout_t* layout);
 
 typedef struct gradsync_view {
@@ -298,8 +298,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_gradient(
     const gradsync_layout_t* layout, size_t parameter, gradsync_view_t* view);
 
 /* The last bucket if the layout was registered with `buffer_bytes`; otherwise a view of 0 elements
- * at NULL. Rank 0 writes its buffers there, every other rank zeros: a complete step brings rank 0's
- * bytes to every rank. Mark it as every other bucket. */
+ * at NULL. Rank 0 writes its buffers there, and every other rank writes zeros. A complete step
+ * brings rank 0's bytes to every rank. Mark it like every other bucket. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_layout_buffers(
     const gradsync_layout_t* layout, gradsync_view_t* view);
 
@@ -311,24 +311,25 @@ GRADSYNC_EXPORT void gradsync_mapping_destroy(gradsync_mapping_t* mapping);
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
 /* The first step of this rank when the layout became ready: 1, or more if it replaces another
- * layout or the session replaces a lost one. Another rank may have abandoned it by now. */
+ * layout or the session replaces a lost one. Another rank may have abandoned that step by now. */
 GRADSYNC_EXPORT uint64_t gradsync_first_step(const gradsync_layout_t* layout);
 /* The number of the step to run now, from 1. */
 GRADSYNC_EXPORT uint64_t gradsync_next_step(const gradsync_layout_t* layout);
 
-/* Where this rank is in its data, for the next step that it begins. If ranks give different
- * positions in one step, the session of the later one ends: "POSITION_MISMATCH". */
+/* Says where this rank is in its data at the next step that it begins. If ranks give different
+ * positions in one step, the session of the rank that gives its position last ends:
+ * "POSITION_MISMATCH". */
 GRADSYNC_EXPORT void gradsync_set_position(gradsync_layout_t* layout, uint64_t epoch,
                                            uint64_t batch);
 
 /* "This rank did not use the parameter in this step." Call it before the parameter's bucket is
  * marked ready. The gradient becomes zeros. If no rank used the parameter, gradsync_wait_step()
- * puts back what the gradient held. */
+ * puts back what the gradient held before. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_unused(gradsync_layout_t* layout,
                                                                          uint64_t step,
                                                                          size_t parameter);
 /* "Every gradient of this bucket is written." Buckets may be marked in any order, each once per
- * step. From here until the bucket is done its memory belongs to the daemon. With GRADSYNC_HOLD it
+ * step. From here until the bucket is done, its memory belongs to the daemon. With GRADSYNC_HOLD it
  * is then read-only until the verdict, see gradsync_wait_bucket(). Never blocks. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_mark_ready(gradsync_layout_t* layout,
                                                                         uint64_t step,
@@ -342,11 +343,12 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_end_step(gradsync_l
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_finish_step(gradsync_layout_t* layout,
                                                                          uint64_t step,
                                                                          const uint8_t* used);
-/* "This rank cannot finish the step." It is void on every rank; their errors contain `reason`. */
+/* "This rank cannot finish the step." The step is void on every rank, and the other ranks' errors
+ * contain `reason`. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_abandon_step(gradsync_layout_t* layout,
                                                                           uint64_t step,
                                                                           const char* reason);
-/* Waits until one bucket is reduced. Provisional: the step can still become void, see
+/* Waits until one bucket is reduced. The value is provisional: the step can still become void, see
  * gradsync_wait_step() below. With GRADSYNC_HOLD the bucket is read-only until that call has
  * returned the verdict: the replacement of another rank may get the average from this memory. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsync_layout_t* layout,
@@ -359,10 +361,10 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_bucket(gradsyn
 /* These take the trainer's streams; see Layout in gradsync/client.h. A stream is a CUstream, which
  * is also a cudaStream_t; NULL is the legacy default stream. To use a destroyed stream is
  * undefined, as in CUDA. gradsync_mark_ready() and gradsync_finish_step(), above, are for host
- * memory only; the other functions are for both.
+ * memory only; the other functions above work on both.
  *
  * gradsync_layout_destroy() and gradsync_mapping_destroy() wait for every stream of the GPU. Call
- * neither while one is being captured into a graph. */
+ * neither while a stream is being captured into a graph. */
 
 /* For gradsync_wait_on_stream(): all buckets of the layout. */
 #define GRADSYNC_EVERY_BUCKET SIZE_MAX
@@ -381,8 +383,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_on_stream(
     gradsync_layout_t* layout, uint64_t step, size_t bucket, void* stream);
 /* Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
  * `found_inf`. Read it on a stream after gradsync_wait_on_stream(GRADSYNC_EVERY_BUCKET). NULL in
- * host memory. It never contradicts gradsync_wait_step(): if any GPU may have read 0, that returns
- * NULL or STEP_IN_DOUBT on every rank. */
+ * host memory. The value never contradicts gradsync_wait_step(): if any GPU may have read 0,
+ * gradsync_wait_step() returns NULL or STEP_IN_DOUBT on every rank. */
 GRADSYNC_EXPORT const float* gradsync_device_verdict(const gradsync_layout_t* layout,
                                                      uint64_t step);
 
@@ -452,9 +454,10 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
  * The other ranks' state must not change from their first mark of a step (gradsync_mark_ready(),
  * gradsync_end_step() or gradsync_finish_step()) until gradsync_wait_step() has returned the
  * verdict, nor while gradsync_session_leave() or gradsync_session_finish() waits. In that time the
- * library reads it, in this rank's waits. Every wait, gradsync_abandon_step() and every _destroy()
- * returns only when the reading has stopped, at most 100 ms later. If read() itself is running,
- * they also wait for its return, 10 s at most. Session in gradsync/client.h lists the errors. */
+ * library may read it during this rank's waits. Every wait, gradsync_abandon_step() and every
+ * _destroy() returns only when the reading has stopped, at most 100 ms later. If read() itself is
+ * running, they also wait for its return, 10 s at most. Session in gradsync/client.h lists the
+ * errors. */
 
 /* One part of the state: a parameter, a state of the optimizer and so on. */
 typedef struct gradsync_state_item {
@@ -463,7 +466,7 @@ typedef struct gradsync_state_item {
   size_t bytes;
 } gradsync_state_item_t;
 
-/* Bytes of a reason of read(), with its NUL. */
+/* Most bytes that read() may write to `reason`, with the NUL. */
 #define GRADSYNC_STATE_REASON_SIZE 1024
 
 /* Tells the library where the state is. The functions are called on a thread of the library. */
@@ -472,9 +475,9 @@ typedef struct gradsync_state_reader {
   /* Passed to the functions. Valid until gradsync_session_destroy(), or another
    * gradsync_serve_state(), has returned. */
   void* user;
-  /* Writes the items, with the same names in the same order on every rank, and returns 0. They and
-   * their memory stay as they are until done(). Otherwise returns another number, and writes why to
-   * `reason`, at most GRADSYNC_STATE_REASON_SIZE bytes. */
+  /* Sets `*items` and `*count`, with the same names in the same order on every rank, and returns 0.
+   * The items and their memory stay as they are until done(). On failure it returns another number,
+   * and writes why to `reason`, at most GRADSYNC_STATE_REASON_SIZE bytes. */
   int (*read)(void* user, const gradsync_state_item_t** items, size_t* count, char* reason);
   /* The items are not used any more. May be NULL. */
   void (*done)(void* user);
@@ -484,12 +487,12 @@ static inline void gradsync_state_reader_init(gradsync_state_reader_t* reader) {
   memset(reader, 0, sizeof(*reader));
   reader->struct_size = sizeof(*reader);
 }
-/* Copies `reader`. NULL: this rank serves no more. Returns when nothing reads the state by the
- * reader before it. */
+/* Copies `reader`. NULL: this rank serves its state no more. Returns when nothing uses the previous
+ * reader any more. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_serve_state(
     gradsync_session_t* session, const gradsync_state_reader_t* reader);
 /* Stops the reading that goes on during a wait of another thread. Returns when it has stopped. The
- * next wait lets it go on. */
+ * reading may go on at the next wait. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_pause_state(
     gradsync_session_t* session);
 /* How often gradsync_pause_state() was called. Never blocks. */
@@ -502,12 +505,13 @@ GRADSYNC_EXPORT void gradsync_call_began(gradsync_session_t* session, uint64_t p
 
 typedef struct gradsync_current_layouts gradsync_current_layouts_t;
 
-/* In a replacement: the layouts that the job has now; it registers them. Otherwise: none. */
+/* In a replacement: the layouts that the job has now, which this rank has to register. Otherwise:
+ * none. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_get_current_layouts(
     const gradsync_session_t* session, gradsync_current_layouts_t** layouts);
 GRADSYNC_EXPORT size_t gradsync_current_layouts_count(const gradsync_current_layouts_t* layouts);
-/* Fills `spec` for gradsync_register_layout(); set its struct_size before. It points to memory of
- * `layouts`. `step`: the running step, or the next one if none is running; may be NULL.
+/* Fills `spec` for gradsync_register_layout(); set its struct_size before. `spec` then points to
+ * memory of `layouts`. `step`: the running step, or the next one if none is running; may be NULL.
  * GRADSYNC_INVALID_ARGUMENT if there is no such layout. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_current_layouts_get(
     const gradsync_current_layouts_t* layouts, size_t index, gradsync_layout_spec_t* spec,
@@ -516,12 +520,12 @@ GRADSYNC_EXPORT void gradsync_current_layouts_destroy(gradsync_current_layouts_t
 
 typedef struct gradsync_state_image gradsync_state_image_t;
 
-/* In a replacement: gets the state of the model from a survivor. `timeout`: until
+/* In a replacement: gets the state of the model from a survivor. `timeout` covers everything until
  * gradsync_confirm_state() returns. It may be GRADSYNC_FOREVER: if other ranks wait for this one
- * for longer than hold_timeout, the job ends. */
+ * for longer than hold_timeout, the job ends anyway. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_fetch_state(
     gradsync_session_t* session, int64_t timeout, gradsync_state_image_t** image);
-/* The rank that gave it. */
+/* The rank that gave the state. */
 GRADSYNC_EXPORT uint32_t gradsync_state_image_source(const gradsync_state_image_t* image);
 GRADSYNC_EXPORT size_t gradsync_state_image_count(const gradsync_state_image_t* image);
 /* Item `index`, in the order of the source; its memory is aligned to 64 bytes, may be written, and
@@ -531,25 +535,26 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_state_image_item(
 GRADSYNC_EXPORT void gradsync_state_image_destroy(gradsync_state_image_t* image);
 
 /* In a replacement that has loaded the state: reads it through read(), and waits until it is
- * compared with the survivors'. NULL: its steps may begin. GRADSYNC_ABORTED "STATE_INTERRUPTED":
- * call gradsync_fetch_state() again. */
+ * compared with the survivors' state. NULL: its steps may begin. GRADSYNC_ABORTED
+ * "STATE_INTERRUPTED": call gradsync_fetch_state() again. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_confirm_state(
     gradsync_session_t* session, int64_t timeout);
-/* Checks that every rank has the same items. An operation of the job, see below; call it between
- * two steps, with any gradsync_loss_policy_t. GRADSYNC_FAILED_PRECONDITION "RANKS_DIVERGED" on
- * every rank. GRADSYNC_CANCELLED: gradsync_pause_state() was called. */
+/* Checks that every rank has the same items. This is an operation of the job, see below. Call it
+ * between two steps, with any gradsync_loss_policy_t. If the items differ, it returns
+ * GRADSYNC_FAILED_PRECONDITION "RANKS_DIVERGED" on every rank. GRADSYNC_CANCELLED:
+ * gradsync_pause_state() was called. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_check_in_sync(
     gradsync_session_t* session, const gradsync_state_item_t* items, size_t count, int64_t timeout);
 
 /* ---- The job's own operations ---------------------------------------------------------------- */
 
 /* Says that this rank begins its next collective, in whatever way the ranks carry it out. Never
- * blocks. If ranks say different things in the same place, the job ends for all:
- * GRADSYNC_FAILED_PRECONDITION "OPERATION_MISMATCH". With GRADSYNC_HOLD every call ends the job for
- * all: GRADSYNC_UNIMPLEMENTED "LOSS_POLICY". `description`: 1 to 256 bytes. */
+ * blocks. If ranks give different descriptions for the same place in the order, the job ends for
+ * all: GRADSYNC_FAILED_PRECONDITION "OPERATION_MISMATCH". With GRADSYNC_HOLD every call ends the
+ * job for all: GRADSYNC_UNIMPLEMENTED "LOSS_POLICY". `description`: 1 to 256 bytes. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_begin_collective(
     gradsync_session_t* session, const char* description);
-/* Asks which ranks have begun fewer collectives than this one. For a rank that has waited for
+/* Asks which ranks have begun fewer collectives than this one. It is for a rank that has waited for
  * `waited` ns in a collective that does not go through the daemon. Never blocks: if some rank is
  * late, gradsync_session_take_notice() soon says so. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_query_collectives(
@@ -578,8 +583,8 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_all_reduce(gradsync
  * See Leave in gradsync/client.h. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_leave(
     gradsync_session_t* session);
-/* Ends the session because this process comes to a good end. If another rank begins something more,
- * the job ends with RANK_FINISHED. */
+/* Ends the session because this process ends without an error. If another rank then begins a step
+ * or anything else that needs this rank, the job ends with RANK_FINISHED. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_finish(
     gradsync_session_t* session);
 /* Why a call of this session or of its layouts still waits, for people: TakeNotice() in
