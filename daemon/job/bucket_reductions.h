@@ -24,17 +24,17 @@ namespace gradsync::daemon {
 
 class LayoutChannel;
 
-// One ReduceOperation for each bucket, built once and used again in every step, so that a step
-// allocates nothing. Each operation signals its done words when it is done.
+// One ReduceOperation for each bucket. It is built once and used again in every step, so that a
+// step allocates nothing. Each operation signals its done words when it is done.
 //
-// Externally synchronized: guarded by the job's lock. Owns the operations, so it lives until none
-// is in flight.
+// Externally synchronized: guarded by the job's lock. Owns the operations, so this object lives
+// until none is in flight.
 class BucketReductions {
  public:
   // Called by the reducer, on its thread, without the job's lock.
   using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
                                        const absl::Status& failure)>;
-  // All references outlive this. `reduced` is called with `layout`.
+  // All references outlive this object. `reduced` is called with `layout`.
   BucketReductions(const LayoutPlan& plan, const LayoutAgreement& agreement, const JobTerms& terms,
                    const Membership& members, LayoutChannel* layout, OnReduced reduced);
 
@@ -42,11 +42,11 @@ class BucketReductions {
     return buckets_[bucket]->operation;
   }
 
-  // The ranks that take part, or their memory, have changed. The next Prepare() of each bucket
-  // looks them up. A reduction in flight keeps the buffers that it has.
+  // Call it when the ranks that take part, or their memory, have changed. The next Prepare() of
+  // each bucket looks them up again. A reduction in flight keeps the buffers that it has.
   void Rebind();
   // The operation that reduces the bucket in `step`, ready to be submitted. Requires that the
-  // bucket is not in flight, and that every rank that takes part is ready in it.
+  // bucket is not in flight, and that every rank that takes part is ready in the bucket.
   ReduceOperation* Prepare(std::size_t bucket, const RunningStep& step);
 
   // The statistics that the last reductions measured, by bucket. A sum of squares is NaN if it is
@@ -60,15 +60,16 @@ class BucketReductions {
   struct Bucket {
     ReduceOperation operation;
     std::vector<SemaphorePage*> semaphores;  // of the ranks on this node that take part
-    bool bound = false;                      // both are those of the present ranks
+    bool bound = false;                      // `operation` and `semaphores` are up to date
   };
 
-  // Sets the buffers of a bucket's operation to those of the sessions that are ready in it.
+  // Sets the buffers of a bucket's operation to those of the sessions whose gradients the bucket
+  // has.
   void Bind(std::size_t index, const RunningStep& step);
   bool HasBuffers(std::size_t index) const {
     return agreement_.spec().BufferBucket(plan_.buckets.size()) == index;
   }
-  // How the bucket is reduced: as its layout, but buffers are summed.
+  // How the bucket is reduced: as the layout says, but the model's buffers are summed.
   ReduceOp OpOf(std::size_t index) const {
     return HasBuffers(index) ? ReduceOp::kSum : agreement_.spec().op;
   }

@@ -21,20 +21,20 @@ namespace gradsync::daemon {
 
 class CollectiveOrder {
  public:
-  // Collectives that are kept for the ranks that have not reached them. A rank that is further
+  // How many collectives are kept for the ranks that have not reached them. A rank that is further
   // behind is compared again when it has caught up.
   static constexpr std::size_t kKept = 1024;
 
   explicit CollectiveOrder(std::uint32_t world_size) : begun_(world_size) {}
 
-  // The collective of a number, as the first rank began it.
+  // The collective with this number, as the first rank began it.
   struct Collective {
     std::uint64_t number = 0;  // from 1
     std::uint32_t rank = 0;
     std::string description;
   };
-  // `rank` begins its next collective. If an earlier rank began another one with this number,
-  // returns that one; else nullopt.
+  // `rank` begins its next collective. If another rank has begun a different one with this number
+  // before, returns that one; else nullopt.
   std::optional<Collective> Begin(std::uint32_t rank, absl::string_view description);
   // The first collective that `rank` has begun and `other` has not, for people; "" if there is
   // none.

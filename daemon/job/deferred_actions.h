@@ -27,7 +27,7 @@ struct DeferredActions {
   // Memory that the job no longer uses. The executor drops the last reference, because unmapping
   // takes milliseconds.
   std::vector<std::shared_ptr<void>> releases;
-  // Sessions whose early messages broke the protocol, and how. They end.
+  // Sessions whose early messages broke the protocol, and how. These sessions end.
   std::vector<std::pair<RankSession, absl::Status>> breaches;
   // The notices about late ranks, for the log.
   std::vector<std::string> late;

@@ -1,17 +1,17 @@
 // One data-parallel run: its ranks, its layouts, its own channel. Pure logic: no threads, no
 // sockets, an injected clock.
 //
-// Thread-safe. Every call takes the job's lock and changes the state. It releases the lock before
-// it submits reductions and flushes messages. So a Reducer may complete an operation from within
-// Reduce(), and a sink may take its time to send.
+// Thread-safe. A call changes the state under the job's lock, and releases the lock before it
+// submits reductions and flushes messages. So a Reducer may complete an operation from within
+// Reduce(), and a sink may send slowly.
 //
-// A Job is one generation: the loss of a rank or a newer generation ends every session of it for
-// good. JobTable starts the next one. With policy `hold` the loss of a rank ends only its own
-// session, if HoldPolicy allows it. Running steps wait, and the rank's next session takes its
-// place.
+// A Job is one generation: the loss of a rank or a newer generation ends all of its sessions for
+// good. JobTable starts the next generation. With policy `hold` the loss of a rank ends only that
+// rank's session, if HoldPolicy allows it. Running steps wait, and the rank's next session takes
+// its place.
 //
-// Shared: the JobTable, the job's sessions and reductions in flight hold it. It holds its layouts
-// and, until they are unused, the memory that its sessions mapped.
+// Shared: the JobTable, the job's sessions and reductions in flight hold references to it. It holds
+// its layouts, and the memory that its sessions mapped until that memory is unused.
 //
 // Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or executor
 // under the lock.
@@ -62,7 +62,7 @@ struct JobIdentity {
   std::uint64_t generation = 1;
   PodId pod;  // of the rank that began the job; none if that rank is in no pod, or on another node
 
-  // Who is charged for what the job keeps, and has its share of the threads.
+  // The tenant that is charged for what the job keeps, and whose share of the threads the job uses.
   Tenant payer() const { return Tenant(uid, pod); }
 };
 
@@ -70,14 +70,14 @@ struct JobIdentity {
 struct JobEnvironment {
   const Clock* clock = nullptr;
   Reducer* reducer = nullptr;
-  // The daemon's copier, not the sessions' executor. Never runs work inline.
+  // The daemon's copier (docs/architecture.md), not the sessions' executor. Never runs work inline.
   UserExecutor* executor = nullptr;
   std::size_t max_buckets_per_layout = 4096;
   ArenaQuota* memory = nullptr;    // charged for what jobs keep; null: nothing is charged
   std::string node_name;           // for jobs with ranks on other nodes
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs
-  // Logs a notice that waiting ranks get: "layout 'model' after 5s: rank 1 has not joined the job".
-  // May be null. Called without locks of jobs.
+  // Logs a notice that is sent to waiting ranks: "layout 'model' after 5s: rank 1 has not joined
+  // the job". May be null. Called without any job's lock.
   std::function<void(const std::string& job_id, const std::string& text)> log_late;
   // Logs that a forming job has the user and id of another one, with another token. May be null.
   // Called without locks.
@@ -86,7 +86,7 @@ struct JobEnvironment {
 
 class Job final : public JobPort, public std::enable_shared_from_this<Job> {
  public:
-  // `charge`: for BytesFor(world_size).
+  // `charge`: a reservation of BytesFor(world_size).
   Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& options,
       const JobEnvironment& environment, ArenaQuota::Reservation charge = {});
 
@@ -97,7 +97,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   const std::string& job_id() const override { return identity_.job_id; }
   std::uint32_t world_size() const { return world_size_; }
 
-  // Puts a session, on this node or on `node`, into its rank. `pod`: of its process, on this node.
+  // Puts a session, on this node or on `node`, into its rank. `pod`: the pod of its process, if
+  // that is on this node.
   //   FAILED_PRECONDITION  JOB_MISMATCH: another world size or options.
   //   ALREADY_EXISTS       the job has ended, or the rank is neither absent nor held. The caller
   //                        begins a new generation if it may.
@@ -106,12 +107,11 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "", PodId pod = {});
 
-  // A job of the same user and id has another token. While ranks are still to join, errors and
-  // notices about them say so from now on. True if this is new.
+  // Notes that a job of the same user and id has another token. From now on, errors and notices
+  // about ranks that have not joined say so. True if this is new.
   bool NoteOtherToken();
 
-  // The reducer for operations with ranks on other nodes. The first call counts, later ones do
-  // nothing.
+  // Sets the reducer for operations with ranks on other nodes. Only the first call has an effect.
   void UseNodeGroup(std::shared_ptr<Reducer> node_group);
 
   // ---- JobPort
@@ -144,7 +144,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                           std::optional<Position> position = std::nullopt);
   absl::Status AbandonStep(RankSession session, std::uint32_t channel, std::uint64_t step,
                            absl::string_view reason);
-  // The rank uses the layout no more.
+  // The rank no longer uses the layout.
   absl::Status ReleaseLayout(RankSession session, std::uint32_t channel);
   absl::Status Operate(RankSession session, std::uint64_t sequence, const OperationSpec& spec,
                        StagingMemory staging, std::uint64_t deadline_ns);
@@ -157,7 +157,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status QueryCollectives(RankSession session, absl::Duration waited);
   // ---- The state of the model: see StateHealing.
   // `timeout_ns`: how long it may take until the rank may mark buckets; 0: no deadline.
-  // hold_timeout still ends the job if others wait. `staging` is populated.
+  // hold_timeout still ends the job if others wait too long. The pages of `staging` are populated.
   absl::Status FetchState(RankSession session, StagingMemory staging, std::uint64_t timeout_ns);
   absl::Status OfferState(RankSession session, std::uint64_t transfer, std::uint64_t bytes,
                           StagingMemory staging);
@@ -174,23 +174,24 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // takes the rank's next session if its last one is lost, and refuses it otherwise.
   bool Replaceable(std::uint32_t rank) const;
 
-  // What a running step waits for; "" if it is not running.
+  // What this step waits for; "" if it is not running.
   std::string MissingInStep(std::uint32_t channel, std::uint64_t step) const;
 
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);
-  // Ends every session with `why` if no step is running. True once their SessionEndMessage is
-  // queued.
+  // Ends every session with `why` if no step is running. True once each session's SessionEndMessage
+  // is queued.
   bool EndIfIdle(const absl::Status& why);
-  // The job is empty, and no rank joins it any more: keeps only what people may still ask about.
+  // Call it when the job is empty and no rank joins it any more. Keeps only what people may still
+  // ask about.
   void Retire();
   void Tick();
 
   RankState StateOf(std::uint32_t rank) const;
-  // Some rank runs or ran in this pod. If `pod` is none: in no pod, or in one that this node does
-  // not know.
+  // Some rank runs or ran in this pod. If `pod` is none: some rank is or was in no pod, or in one
+  // that this node does not know.
   bool HasRankIn(const PodId& pod) const;
-  // No session is left, and no reduction touches the memory of one.
+  // No session is left, and no reduction touches the memory of a session.
   bool Empty() const;
   // Every rank has joined once.
   bool Formed() const;
@@ -222,7 +223,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // As LayoutSet::NeedsPlan().
   bool NeedsPlan(RankSession session, const LayoutRequest& request) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends the sessions of the ranks that have left for good, unless policy `hold` makes them wait.
+  // Ends the sessions of the ranks that have left for good, unless policy `hold` makes those ranks
+  // wait.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the ranks that have healed take part in operations again, and tells them so.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -232,7 +234,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets transfers of the state go on, and ends the job if survivors have different states.
   void UpdateHealing(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the job with `why` if that is not OK.
+  // Ends the job with `why` unless `why` is OK.
   void StopIf(const absl::Status& why, DeferredActions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StopLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -253,8 +255,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   mutable Mutex mutex_;
   std::shared_ptr<Reducer> node_group_ ABSL_GUARDED_BY(mutex_);
   Membership members_ ABSL_GUARDED_BY(mutex_);
-  // A rank that had a session when EmptyLocked() last looked. The table asks each job often, and a
-  // job may have many ranks that have not joined.
+  // A rank that had a session when EmptyLocked() last looked; EmptyLocked() looks there first. The
+  // table asks each job often, and a job may have many ranks that have not joined.
   mutable std::uint32_t seated_ ABSL_GUARDED_BY(mutex_) = 0;
   LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);
   OperationChannel operations_ ABSL_GUARDED_BY(mutex_);

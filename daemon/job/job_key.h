@@ -19,8 +19,8 @@ struct JobKey {
     return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
   }
 
-  // For logs and status; differs for every key. "1000/run" without a token; with one, the start of
-  // the token's hash stands in between: "1000+3fa90c21d47e6b58/run".
+  // For logs and status; different for every key. Without a token: "1000/run". With a token, it
+  // includes the start of the token's hash: "1000+3fa90c21d47e6b58/run".
   std::string Text() const;
 };
 

@@ -16,7 +16,7 @@ enum class OnRankLoss : std::uint8_t {
   kHold,   // the running step waits until another session takes the rank's place: HoldPolicy
 };
 
-// kHold: who brings the state of the model to a replacement.
+// With kHold: who brings the state of the model to a replacement.
 enum class StateSource : std::uint8_t {
   kTrainer,   // the trainers themselves
   kSurvivor,  // a rank that has it, through the daemon
@@ -27,7 +27,7 @@ struct JobOptions {
   std::uint64_t step_timeout_ns = 0;
   NcclSettings nccl;
   OnRankLoss on_rank_loss = OnRankLoss::kAbort;
-  std::uint64_t hold_timeout_ns = 0;  // kHold: how long other ranks wait for a lost one
+  std::uint64_t hold_timeout_ns = 0;  // kHold: how long others wait for a lost rank
   StateSource state_source = StateSource::kTrainer;
 
   bool Holds() const { return on_rank_loss == OnRankLoss::kHold; }

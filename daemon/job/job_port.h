@@ -32,23 +32,23 @@ namespace gradsync::daemon {
 class Job;
 
 // A validated message of a rank about a step, an operation or its leaving. It has two forms, and
-// each kind of JobPort takes one: a Job makes `call`, and a ForwardingJob sends `wire` on. For that
-// reason the interface names Job. A method per message would make ForwardingJob encode again what
-// the dispatch has just decoded.
+// each kind of JobPort uses one: a Job makes `call`, and a ForwardingJob sends `wire` on. This is
+// why the interface names Job. With a method for each message instead, ForwardingJob would have to
+// encode again what the dispatch has just decoded.
 struct RankMessage {
   const v1::SessionRequest* wire = nullptr;    // as it came
-  absl::FunctionRef<absl::Status(Job*)> call;  // what it asks of the job
-  StagingMemory staging;                       // an operation's; otherwise null
+  absl::FunctionRef<absl::Status(Job*)> call;  // what the rank asks of the job
+  StagingMemory staging;                       // of an operation; otherwise null
 };
 
-// Thread-safe. Shared by the sessions of its ranks. The job ignores a call for a session that has
-// ended, or that is no longer the rank's.
+// Thread-safe. Shared by the sessions of its ranks. A call is ignored if its session has ended, or
+// is no longer the rank's session.
 class JobPort {
  public:
   virtual ~JobPort() = default;
 
   virtual const std::string& job_id() const = 0;
-  // Address of the daemon that coordinates the job; empty if it is this one.
+  // Address of the daemon that coordinates the job; empty if that is this daemon.
   virtual std::string coordinator() const { return ""; }
 
   struct Registration {
@@ -56,18 +56,19 @@ class JobPort {
     LayoutPlan plan;
   };
   using Registered = std::function<void(absl::StatusOr<Registration>)>;
-  // INVALID_ARGUMENT, FAILED_PRECONDITION LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT,
-  // RESOURCE_EXHAUSTED: the request is refused, the session lives. A rank that comes late to an
-  // agreement that has failed gets the same failure, once. Calls `answer` once, before any message
-  // about the layout, or never if the session ends first. A Job calls it at once.
+  // Registers a layout for the rank. Calls `answer` once, before any message about the layout, or
+  // never if the session ends first. A Job calls it at once. INVALID_ARGUMENT, FAILED_PRECONDITION
+  // LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT, RESOURCE_EXHAUSTED: the request is refused,
+  // and the session goes on. A rank that comes late to an agreement that has failed gets the same
+  // failure, once.
   virtual void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) = 0;
 
-  // Keeps `memory`, which the rank has for this channel. An executor releases it when the layout is
-  // replaced, its agreement has failed, the rank has exited or the job has ended.
+  // Keeps `memory`, which the rank has for this channel's layout. An executor releases it when the
+  // layout is replaced, its agreement has failed, the rank has exited or the job has ended.
   virtual void KeepMemory(RankSession session, std::uint32_t channel,
                           std::shared_ptr<void> memory) = 0;
 
-  // This rank has agreed but gets no memory. The layout fails on every rank at once, before its
+  // This rank has registered but gets no memory. The layout fails on every rank at once, before its
   // deadline. If the rank came back after a loss, only its own registration fails.
   virtual void RefuseLayout(RankSession session, std::uint32_t channel,
                             const absl::Status& why) = 0;
@@ -76,20 +77,20 @@ class JobPort {
   // caller ends the rank's session with it (Lose). A job on another node ends the session itself,
   // later.
 
-  // OK if RegisterLayout may name `channel` as the one to be replaced.
+  // OK if RegisterLayout may replace the layout of `channel`.
   virtual absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const = 0;
   virtual absl::Status ArenaMapped(RankSession session, std::uint32_t channel,
                                    RankMemory memory) = 0;
   // A Job makes the message's call. A ForwardingJob forwards the message as it came.
   virtual absl::Status Deliver(const RankMessage& message) = 0;
 
-  // The session is lost or must end, with `why` ("its process ended", a breach, ...).
-  // If the rank had exited or finished, only this session ends. Otherwise the job fails: every
-  // running step is void, and every other session ends with ABORTED RANK_LOST. With policy `hold`
-  // only this session ends, if the job can go on.
+  // The session is lost or must end, because of `why` ("its process ended", a breach, ...). If the
+  // rank has exited or finished, only this session ends. With policy `hold` only this session ends,
+  // too, if the job can go on. Otherwise the job fails: every running step is void, and every other
+  // session ends with ABORTED RANK_LOST.
   virtual void Lose(RankSession session, const absl::Status& why) = 0;
 
-  // kLost if another session has the rank by now.
+  // kLost if another session has the rank now.
   virtual RankState StateOf(RankSession session) const = 0;
 
   // The layouts that this session, which came after a loss, has to register. None in a job on
@@ -102,7 +103,7 @@ class JobPort {
 // A rank that wants to join.
 struct JoinRequest {
   JobKey key;
-  PodId pod;  // of its process; none: in no pod
+  PodId pod;  // of the rank's process; none: in no pod
   std::uint32_t rank = 0;
   std::uint32_t world_size = 1;
   JobOptions options;
@@ -124,7 +125,7 @@ class JobFinder {
  public:
   virtual ~JobFinder() = default;
   // Finds the rank's job and joins it. `joined` is called once, perhaps before this returns;
-  // messages to `sink` may come before it. Statuses as JobTable::Join; UNAVAILABLE
+  // messages to `sink` may come before that call. Statuses as JobTable::Join; UNAVAILABLE
   // COORDINATOR_UNREACHABLE.
   virtual void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
                     std::function<void(absl::StatusOr<Joined>)> joined) = 0;

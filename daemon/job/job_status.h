@@ -41,7 +41,7 @@ struct HealingSnapshot {
   std::uint32_t rank = 0;
   std::uint32_t source = 0;
   std::uint64_t bytes_moved = 0;
-  std::uint64_t bytes = 0;  // 0: the source has not said yet
+  std::uint64_t bytes = 0;  // 0: the source has not said it yet
 };
 
 struct JobSnapshot {
@@ -53,7 +53,7 @@ struct JobSnapshot {
   std::optional<HealingSnapshot> healing;    // nullopt: no rank is being healed
   std::vector<std::uint32_t> waiting_ranks;  // a running step or operation waits for them
   std::vector<LayoutSnapshot> layouts;
-  std::vector<LayoutSnapshot> released_layouts;  // the last ones that no layout has followed
+  std::vector<LayoutSnapshot> released_layouts;  // the last ones whose name no layout has now
   std::string failure;
   std::uint64_t operations = 0;
   std::uint64_t operations_failed = 0;

@@ -1,11 +1,11 @@
 // All jobs of the daemon, by key (uid, job_id, token hash), and their generations.
 //
-// It holds each job until all of its sessions have ended. It keeps the last jobs that have ended,
-// for status and statistics.
+// The table holds each job until all of its sessions have ended. It keeps the last jobs that have
+// ended, for status and statistics.
 //
 // Thread-safe. Lock order: JobTable::mutex_ -> Job::mutex_. Jobs are made, ticked and ended without
-// the table's lock. With it, a call asks only jobs of its own user, and empty ones, which it
-// retires: other users do not wait while a job is busy.
+// the table's lock. Under the lock, a call asks only jobs of its own user, and empty jobs, which it
+// retires. So other users do not wait while a job is busy.
 
 #ifndef DAEMON_JOB_JOB_TABLE_H_
 #define DAEMON_JOB_JOB_TABLE_H_
@@ -28,25 +28,26 @@ namespace gradsync::daemon {
 
 class JobTable final : public JobFinder {
  public:
-  // `environment`'s objects outlive the table.
+  // The objects of `environment` outlive the table.
   JobTable(const JobEnvironment& environment, std::size_t quota_jobs_per_user)
       : environment_(environment), quota_jobs_per_user_(quota_jobs_per_user) {}
 
   // Joins a rank to the key's job, and makes the job if there is none.
   //
   // Policy `abort`: a new generation begins if the job has been full or has ended, or the rank was
-  // lost or has left. The old one's sessions end ABORTED SUPERSEDED. But if the rank has left a
-  // full job for good, or finished, the old generation goes on until one of its other ranks joins
-  // the new one without having left.
+  // lost or has left. The old generation's sessions end ABORTED SUPERSEDED. Exception: if the rank
+  // has left a full job for good, or finished, the old generation goes on until another of its
+  // ranks joins the new one without having left the old one.
   //
   // Policy `hold`: a full job keeps its generation, and takes only a rank whose session is lost. A
-  // rank that has left it for good, or finished, is refused while the table remembers the job: it
-  // is a replacement that comes too late. A session for a rank that stays supersedes the job.
+  // rank that has left the job for good, or finished, is refused while the table remembers the job:
+  // the session is a replacement that comes too late. A new session for a rank that stays
+  // supersedes the job.
   //
-  // Another token is another job. If ranks of either job are still to join, its errors and notices
-  // say so. But while a full job holds a rank, a process of the same user, id and pod with another
-  // token is refused for that rank: it is a replacement with the wrong token. `pod`: of the rank's
-  // process, on this node.
+  // Another token means another job. While ranks of one of these jobs are still to join, that job's
+  // errors and notices mention the other token. Exception: while a full job holds a rank, a process
+  // of the same user, id and pod with another token is refused for that rank: it is a replacement
+  // with the wrong token. `pod`: the pod of the rank's process, if that is on this node.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
@@ -68,13 +69,13 @@ class JobTable final : public JobFinder {
   void EndAll(const absl::Status& why);
   // Ends the jobs that are between steps; true once all have ended.
   bool EndIdle(const absl::Status& why);
-  // Live jobs, then the last ones of each user that ended, newest first: their statistics outlive
-  // their trainers.
+  // Live jobs, then the last jobs of each user that have ended, newest first. So a job's statistics
+  // outlive its trainers.
   std::vector<std::shared_ptr<Job>> Jobs() const;
   std::uint64_t jobs_failed() const;
 
  private:
-  // Jobs that have ended, of one user and of all.
+  // The most ended jobs that are kept, for one user and for all.
   static constexpr std::size_t kRetiredPerUser = 16;
   static constexpr std::size_t kRetired = 256;
 
@@ -88,20 +89,20 @@ class JobTable final : public JobFinder {
   };
 
   // Finds the job for the rank to join, or adds `next->job`. Adds to `superseded` the job that the
-  // new one replaces. Null: `next` says which job is to be made first.
+  // new one replaces. Null: the caller makes the job that `next` describes, and calls again.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
                                                     const JobOptions& options, const PodId& pod,
                                                     NewJob* next, JobList* superseded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // RESOURCE_EXHAUSTED QUOTA: the user has as many jobs as it may, without `replaced` (may be
-  // null).
+  // RESOURCE_EXHAUSTED QUOTA: the user has as many jobs as it may have. Does not count `replaced`,
+  // which may be null.
   absl::Status CheckQuotaLocked(const JobIdentity& identity, const Job* replaced) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A job of the same user and id, begun in the same pod with another token, holds this rank.
   bool IsHeldElsewhereLocked(const JobKey& key, std::uint32_t rank, const PodId& pod) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells this job, and the live ones of the same user and id with other tokens, of each other.
+  // Tells this job, and the live jobs of the same user and id with other tokens, about each other.
   // True if that is new to a job that is still forming.
   bool NoteOtherTokensLocked(const JobKey& key, Job* job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Job::HasCompleted of the job's last generation.
@@ -111,19 +112,20 @@ class JobTable final : public JobFinder {
   void FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::shared_ptr<Job>> Live() const;
-  // Charges the user for a job. Forgets retired jobs of the user if there is no room otherwise.
+  // Charges the user for a job. Forgets retired jobs of the user if the charge does not fit
+  // otherwise.
   absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(const Tenant& user, std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the oldest retired job of the user. False, and nothing changes, if the user has `keep`
   // or fewer.
   bool DropRetiredLocked(const Tenant& user, std::size_t keep)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Retires the jobs that all ranks have left, of this user or of all (null).
+  // Retires the empty jobs of this user, or of all users (null).
   void RetireEmpty(const Tenant* user) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Removes the job from the live ones. False: it is none.
+  // Removes the job from the live jobs. False: it is not one of them.
   bool RemoveLocked(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Keeps the job, which is empty, for those who ask. Whoever has the lock next finds its memory
-  // with the executor.
+  // Keeps the job, which is empty, for status and statistics. Its other memory goes to the executor
+  // before the lock is released.
   void RetireLocked(std::shared_ptr<Job> job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const JobEnvironment environment_;
@@ -131,8 +133,8 @@ class JobTable final : public JobFinder {
 
   mutable Mutex mutex_;
   std::map<JobKey, std::shared_ptr<Job>> jobs_ ABSL_GUARDED_BY(mutex_);
-  // Earlier generations: superseded, but something may still touch their memory; or going on
-  // without a rank that has left and joined the next generation.
+  // Earlier generations. Some are superseded, but something may still touch their memory. Others go
+  // on without a rank that has left them and joined the next generation.
   std::vector<std::shared_ptr<Job>> former_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::shared_ptr<Job>> retired_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t jobs_failed_ ABSL_GUARDED_BY(mutex_) = 0;

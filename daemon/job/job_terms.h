@@ -12,14 +12,14 @@
 
 namespace gradsync::daemon {
 
-// Constant. Owned by the job, which outlives every reference to it.
+// Constant. The job owns the terms, and outlives every reference to them.
 struct JobTerms {
   std::string job_id;
   // The job's share of the reduce threads (ReduceOperation).
   Tenant user;
   std::uint64_t flow = 0;
   JobOptions options;
-  MemoryAccount account;  // is charged for what the job keeps
+  MemoryAccount account;  // charged for what the job keeps
 };
 
 }  // namespace gradsync::daemon

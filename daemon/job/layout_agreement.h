@@ -37,10 +37,10 @@ struct RankMemory {
 };
 
 struct LayoutRequest {
-  // The client's messages, the last of them RegisterLayout, for a job that another node
-  // coordinates. Otherwise empty.
+  // For a job that another node coordinates: the client's messages, the last of them
+  // RegisterLayout. Otherwise empty.
   std::vector<std::shared_ptr<const v1::SessionRequest>> messages;
-  // What is charged for `spec` and `messages` until the job has taken them; may be null.
+  // The charge for `spec` and `messages` until the job has taken them; may be null.
   std::shared_ptr<ArenaQuota::Reservation> charge;
   std::uint64_t request_id = 0;
   LayoutSpec spec;
@@ -54,27 +54,27 @@ struct LayoutRequest {
 };
 
 // Every rank registers the same spec and then maps its memory. The agreement is reached when all
-// ranks that take part have done both. It fails for all of them if one differs, is refused memory,
-// or is late.
+// ranks that take part have done both. It fails for all of them if one registers a different spec,
+// is refused memory, or is late.
 //
 //   open --Reach--> reached
 //   open --Fail---> failed
 //
-// Externally synchronized: guarded by the job's lock. Does not own arenas; RankMemory keeps them
+// Externally synchronized: guarded by the job's lock. Does not own arenas: RankMemory keeps them
 // mapped until ReleaseMemory or ReleaseLostMemory.
 class LayoutAgreement {
  public:
-  // `first_rank` registered `spec` first. `terms` and `members` outlive this.
+  // `first_rank` registered `spec` first. `terms` and `members` outlive this object.
   LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                   std::uint32_t first_rank, const JobTerms& terms, Membership* members);
 
   std::uint32_t channel() const { return channel_; }
   const LayoutSpec& spec() const { return spec_; }
   const std::string& name() const { return spec_.name; }
-  // Channel of the layout that this one replaces once it is reached; 0: none.
+  // Channel of the layout that this one replaces once the agreement is reached; 0: none.
   std::uint32_t replaces() const { return replaces_; }
-  // Makes this one replace the layout of `channel`. Requires that every rank that has registered so
-  // far has released that layout.
+  // Makes this layout replace the layout of `channel`. Requires that every rank that has registered
+  // so far has released that layout.
   void Replace(std::uint32_t channel) { replaces_ = channel; }
 
   bool open() const { return state_ == State::kOpen; }
@@ -92,7 +92,7 @@ class LayoutAgreement {
   // Keeps `memory`, which a registered rank has, until ReleaseMemory.
   void KeepMemory(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);
   // After a loss: the rank's next session registers the layout again. Requires that the agreement
-  // is reached. LAYOUT_MISMATCH if it differs. The agreement stays as it is.
+  // is reached. LAYOUT_MISMATCH if the request's layout differs. The agreement does not change.
   absl::Status Rejoin(std::uint32_t rank, LayoutRequest request);
   // FAILED_PRECONDITION: a breach of the protocol by this rank.
   absl::Status Mapped(std::uint32_t rank, RankMemory memory);
@@ -100,7 +100,7 @@ class LayoutAgreement {
   bool Complete() const;
   // Tells every rank that has registered that the layout is ready from step `first_step` on.
   void Reach(std::uint64_t fingerprint, std::uint64_t first_step, DeferredActions* actions);
-  // Tells every rank that has registered, and releases all memory.
+  // The agreement fails. Tells every rank that has registered, and releases all memory.
   void Fail(const absl::Status& why, DeferredActions* actions);
   // Fails the agreement if the deadline of some rank has passed. Tells the ranks that wait which
   // ranks are late.
@@ -118,7 +118,7 @@ class LayoutAgreement {
   const RankMemory* memory(std::uint32_t rank) const {
     return ranks_[rank].memory.has_value() ? &*ranks_[rank].memory : nullptr;
   }
-  // The memory of any session of a rank, also of a lost one until ReleaseLostMemory.
+  // The memory of any session of a rank. That of a lost session is there until ReleaseLostMemory.
   const RankMemory* memory(RankSession session) const;
   // Null if the rank has mapped no memory, or is on another node.
   SemaphorePage* semaphores(std::uint32_t rank) const {

@@ -40,25 +40,25 @@ namespace gradsync::daemon {
 //   (Register Mapped)^ranks  ready  ( (MarkReady* (EndStep | FinishStep))^ranks commit
 //                                   | MarkReady* Abandon/deadline void )*  Release^ranks
 //
-// Externally synchronized: guarded by the job's lock. Never blocks and calls nobody: it puts the
+// Externally synchronized: guarded by the job's lock. Never blocks, and makes no calls: it puts the
 // actions that a change causes into DeferredActions. Owns its reductions, so it lives until none is
 // in flight.
 class LayoutChannel {
  public:
   // The job takes its lock, stops if the reduction has failed, and calls Reduced().
   using OnReduced = BucketReductions::OnReduced;
-  // The job takes its lock, calls Copied(), and ends if that fails.
+  // The job takes its lock, calls Copied(), and ends if Copied() fails.
   using OnCopied = std::function<void(LayoutChannel*, AverageCopy*)>;
   // The job takes its lock and calls Signalled().
   using OnSignalled = std::function<void(LayoutChannel*)>;
-  // Arguments as LayoutAgreement's; `plan` is the plan of `spec`.
+  // Arguments as of LayoutAgreement; `plan` is the plan of `spec`.
   LayoutChannel(std::uint32_t channel, LayoutSpec spec, std::uint32_t replaces,
                 std::uint32_t first_rank, LayoutPlan plan, const JobTerms& terms,
                 Membership* members, OnReduced reduced, OnCopied copied, OnSignalled signalled);
 
   // The memory of a layout, except the arenas: an estimate, a little too high.
   static std::uint64_t BytesFor(const LayoutSpec& spec, const LayoutPlan& plan, std::size_t ranks);
-  // Keeps what is charged for the layout.
+  // Keeps the charge for the layout.
   void Charge(ArenaQuota::Reservation charge) { charge_ = std::move(charge); }
 
   std::uint32_t channel() const { return agreement_.channel(); }
@@ -75,7 +75,8 @@ class LayoutChannel {
   bool may_complete() const { return step_.phase() == RunningStep::Phase::kRunning; }
 
   // The agreement is complete, and steps may begin. `replaced`: the layout that this one replaces,
-  // or null. Its step numbers and statistics continue here, and nobody uses it any more.
+  // or null. The new layout continues its step numbers and statistics, and nobody uses the old one
+  // any more.
   void Begin(LayoutChannel* replaced, DeferredActions* actions);
 
   // ---- Steps. A Status that is not OK is a breach of the protocol by this rank and ends its
@@ -93,21 +94,23 @@ class LayoutChannel {
                           DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
-  // The rank uses the layout no more, and sends no further message about it. Its memory is released
-  // as soon as no reduction can touch it. A step that needs the rank becomes void after 5 s.
+  // The rank no longer uses the layout, and sends no further message about it. The rank's memory is
+  // released as soon as no reduction can touch it. A step that needs the rank becomes void after 5
+  // s.
   void RankReleased(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   bool released(std::uint32_t rank) const { return released_[rank]; }
   // No step is running, and no rank that is in the job has the layout any more.
   bool ReleasedByAll() const;
-  // The reducer has finished a bucket. Unless it failed, its done words are written already.
+  // The reducer has finished a bucket. Unless the reduction failed, the bucket's done words are
+  // already written.
   void Reduced(std::size_t index, const ReduceTimes& times, std::uint64_t now_ns,
                DeferredActions* actions);
-  // An average is copied, or the copy is measured. FAILED_PRECONDITION PROTOCOL_VIOLATION: a
-  // trainer has changed the average; the job must end.
+  // An average has been copied, or the copy has been measured. FAILED_PRECONDITION
+  // PROTOCOL_VIOLATION: a trainer has changed the average; the job must end.
   absl::Status Copied(AverageCopy* copy, std::uint64_t now_ns, DeferredActions* actions);
   // The done words of a void step are written.
   void Signalled(std::uint64_t now_ns, DeferredActions* actions);
-  // Work that touches memory of the layout or of its sessions.
+  // How many pieces of work touch memory of the layout or of its sessions.
   std::size_t in_flight() const { return step_.in_flight() + (signals_.under_way ? 1 : 0); }
 
   // ---- Membership
@@ -118,31 +121,32 @@ class LayoutChannel {
   // memory is released.
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
   // The rank's session is lost, but the rank takes part in steps as before: its next session maps
-  // other memory and marks the buckets. If the lost one has ended the running step, that step
+  // other memory and marks the buckets. If the lost session has ended the running step, that step
   // completes with its gradients. Only in host memory, and after the agreement.
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   // The rank's next session has mapped its memory. It begins with the running step, or with the
   // next one if the lost session has ended the running step.
   void RankRejoined(std::uint32_t rank, DeferredActions* actions);
-  // No rank is held any more.
+  // Call it when no rank is held any more.
   void ResumeDeadline(std::uint64_t now_ns) { step_.Resume(now_ns); }
-  // `rank` waits for the verdict of the running step, and `replacement`, which came back after a
-  // loss, begins with this step. So `rank` has the state that the replacement needs, and does not
-  // change it.
+  // True if `rank` waits for the verdict of the running step, and `replacement`, which came back
+  // after a loss, begins with this step. Then `rank` has the state that the replacement needs, and
+  // does not change it.
   bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
-  // The same, but the rank may still compute: it has begun the step.
+  // The same for a rank that has begun the step, and may still compute.
   bool HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const;
-  // Some rank has begun the running step, which needs a rank that is missing, or that came back and
-  // has no memory yet.
+  // True if some rank has begun the running step, and the step needs a rank that is missing, or
+  // that came back and has no memory yet.
   bool RankWaits() const;
-  // The running step has gradients of a lost session of this rank.
+  // True if the running step has gradients of a lost session of this rank.
   bool HasGradientsOfEarlier(std::uint32_t rank) const {
     return step_.HasGradientsOfEarlier(members_->SessionOf(rank));
   }
-  // The rank's present session has its memory and takes part in the running step, and no bucket has
-  // gradients of an earlier session. Or the rank has released the layout and is in no step.
+  // True if the rank's present session has its memory and takes part in the running step, and no
+  // bucket has gradients of an earlier session. Also true if the rank has released the layout and
+  // is in no step.
   bool OwesNothing(std::uint32_t rank) const;
-  // Some step was complete. From then on a lost rank can be replaced.
+  // True once some step was complete: from then on a lost rank can be replaced.
   bool can_replace_ranks() const { return can_replace_ranks_; }
   // The rank had left and takes part again, from the next step on. No step is running.
   void RankResumed(std::uint32_t rank, DeferredActions* actions);
@@ -151,11 +155,11 @@ class LayoutChannel {
   // The job has ended: no reduction begins any more, and only FinishSeen() can commit the running
   // step.
   void Stop() { step_.Cut(); }
-  // The running step is void: on GPUs, its reductions in flight stop waiting for gradients. Only
-  // the first call for a step does something.
+  // Call it when the running step is void. On GPUs, its reductions in flight then stop waiting for
+  // gradients. Only the first call for a step has an effect.
   void GiveUp(DeferredActions* actions);
-  // Nothing is in flight. If the trainers' streams have seen the running step complete, it is
-  // committed; if they may have seen it complete, it ends in doubt.
+  // Call it when nothing is in flight. If the trainers' streams have seen the running step
+  // complete, the step is committed. If they may have seen it complete, it ends in doubt.
   void FinishSeen(std::uint64_t now_ns, DeferredActions* actions);
   // Releases the memory of every rank.
   void ReleaseMemory(DeferredActions* actions);
@@ -173,13 +177,13 @@ class LayoutChannel {
   }
   const LayoutStats& stats() const { return stats_; }
   const StepTimeline& timeline() const { return *timeline_; }
-  // What people may still ask about a layout that has ended, with the charge for it. `charge` is
-  // empty if nothing is charged.
+  // What people may still ask about a layout that has ended. `charge` is what is charged for it,
+  // empty if nothing is.
   struct Remains {
     std::unique_ptr<StepTimeline> timeline;  // null: no step is kept
     ArenaQuota::Reservation charge;
   };
-  // The last call on the layout. `timeline_bytes`: for the steps that are kept.
+  // The last call on the layout. `timeline_bytes`: the most bytes for the steps that are kept.
   Remains TakeRemains(std::uint64_t timeline_bytes);
 
  private:
@@ -188,13 +192,13 @@ class LayoutChannel {
   // What to do with a message about a step.
   enum class Admission : std::uint8_t {
     kAdmit,
-    kIgnore,  // its step was void before the rank could know
-    kEarly,   // about the next step: it waits for that step
+    kIgnore,  // its step became void before the rank could know
+    kEarly,   // about the next step: the message waits for that step
   };
 
   absl::StatusOr<Admission> Admit(std::uint32_t rank, std::uint64_t step,
                                   absl::string_view what) const;
-  // FAILED_PRECONDITION POSITION_MISMATCH: another rank is elsewhere in its data.
+  // FAILED_PRECONDITION POSITION_MISMATCH: another rank is at another position.
   absl::Status TakePosition(std::uint32_t rank, std::optional<Position> position);
   // `last`: the message ends or abandons the step.
   absl::Status Postpone(std::uint32_t rank, std::uint64_t step, bool last,
@@ -206,19 +210,19 @@ class LayoutChannel {
   void Void(absl::Status why, std::uint64_t now_ns, DeferredActions* actions);
   // Tells the rank that the bucket is done, if it wants such messages.
   void TellBucketDone(std::size_t index, std::uint32_t rank, DeferredActions* actions);
-  // The session whose memory the average of a reduced bucket is copied from: one that lives if
-  // there is one, else a lost one.
+  // The session from whose memory the average of a reduced bucket is copied: a live one if there is
+  // one, else a lost one.
   RankSession AverageSource(std::size_t index) const;
   // Copies the average of a reduced bucket to a session that needs it.
   void CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions);
-  // Every bucket is done and none is void on the GPUs: the trainers' streams have seen the running
-  // step complete, or may have if some bucket is in doubt.
+  // True if every bucket is done and none is void on the GPUs. Then the trainers' streams have seen
+  // the running step complete. If some bucket is in doubt, they may have.
   bool MaybeSeenComplete() const;
   bool SeenComplete() const;
   void MaybeFinish(std::uint64_t now_ns, DeferredActions* actions);
-  // The running step is void. If it has many done words, the executor writes them, and wakes their
-  // waiters, before the ranks get the verdict. True: the caller must not finish the step;
-  // Signalled() does.
+  // The running step is void. If it has many done words, the executor writes them and wakes their
+  // waiters, before the ranks get the verdict. Then returns true: Signalled() finishes the step,
+  // and the caller must not.
   bool SignalLater(DeferredActions* actions);
   // Writes the done words of a void step that the executor has not written.
   void SignalNow();
@@ -229,13 +233,14 @@ class LayoutChannel {
   // A rank that the running step waits for in vain, because it has released the layout; nullopt if
   // there is none.
   std::optional<std::uint32_t> AwaitedInVain() const;
-  // Tells the ranks that have ended the running step.
+  // Tells the ranks that have ended the running step which ranks are late.
   void TellLate(std::uint64_t now_ns, DeferredActions* actions);
-  // A bucket that is not reduced has gradients of this session, or an average is being copied from
-  // it or to it.
+  // True if a bucket that is not reduced has gradients of this session, or an average is being
+  // copied from or to this session.
   bool Touches(RankSession session) const;
-  // Releases the memory of lost sessions that nothing touches any more. If no living session has
-  // contributed to a reduced bucket, the memory of one lost session stays: it has the average.
+  // Releases the memory of lost sessions that nothing touches any more. If no live session has
+  // contributed to a reduced bucket, the memory of one lost session stays, because it has the
+  // average.
   void ReleaseLostMemory(DeferredActions* actions);
   void ReleaseCopies(DeferredActions* actions);
   void ForgetSignals(DeferredActions* actions);
@@ -254,7 +259,7 @@ class LayoutChannel {
 
   RunningStep step_;
   GpuVerdict gpu_verdict_;  // of step_
-  // The executor's part in the end of step_, which is void.
+  // What the executor does at the end of step_ if that is void: it writes done words.
   struct Signals {
     bool begun = false;
     bool under_way = false;
@@ -263,10 +268,10 @@ class LayoutChannel {
   Signals signals_;
   std::vector<std::unique_ptr<AverageCopy>> copies_;  // of step_
   EarlyMessages early_;                               // about the step after step_
-  // By rank: the last step that it has ended. Steps between this and step_ were void.
+  // By rank: the last step that it has ended. Steps between that one and step_ were void.
   std::vector<std::uint64_t> last_ended_;
   std::vector<bool> released_;              // by rank
-  std::vector<std::uint64_t> released_ns_;  // by rank: when it has released the layout
+  std::vector<std::uint64_t> released_ns_;  // by rank: when it released the layout
   // By rank: the first step of its present session; kNoStep until a session that came after a loss
   // has its memory.
   std::vector<std::uint64_t> first_step_;

@@ -34,11 +34,11 @@ struct LayoutSpec {
   std::vector<std::pair<DataType, std::uint64_t>> explicit_buckets;
   ReduceOp op = ReduceOp::kAverage;
   bool on_gpu = false;  // the arenas lie on GPUs, each rank's on one of its own choice
-  // The bytes of one more bucket, the last one, for the buffers of the model. They are summed,
+  // The bytes of one more bucket, the last one, for the model's buffers. Buffers are summed,
   // whatever `op` is. 0: no such bucket.
   std::uint64_t buffer_bytes = 0;
 
-  // The bucket for buffers; nullopt if the layout has none. `buckets`: of its plan.
+  // The bucket for buffers; nullopt if the layout has none. `buckets`: how many its plan has.
   std::optional<std::size_t> BufferBucket(std::size_t buckets) const {
     if (buffer_bytes == 0) return std::nullopt;
     return buckets - 1;
@@ -64,7 +64,7 @@ struct LayoutPlan {
   std::vector<PlannedBucket> buckets;
   std::vector<PlannedParameter> placements;  // one per parameter, in the order of registration
   std::uint64_t arena_bytes = 0;
-  // On GPUs: offset of the verdicts of two steps, a float each. They follow the buckets and are
+  // On GPUs: offset of the verdicts of two steps, one float each. They follow the buckets and are
   // part of arena_bytes.
   std::uint64_t verdict_offset = 0;
   std::uint64_t fingerprint = 0;
@@ -76,16 +76,16 @@ struct LayoutPlan {
 
 std::uint64_t BytesOf(const LayoutPlan& plan);
 
-// Cuts the layout into buckets. Takes parameters in reverse order of registration, because backward
-// tends to finish the last ones first. Fills one bucket per dtype at a time, and closes it when the
-// next parameter would exceed its cap: first_bucket_cap_bytes for the first bucket of each dtype,
-// bucket_cap_bytes for the others. A parameter that is larger than the cap is a bucket of its own.
-// Buckets are numbered in the order in which they close, which is the order of reduction. Source:
-// VLDB 2020, section 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
+// Cuts the layout into buckets. Takes parameters in reverse order of registration, because the
+// backward pass tends to finish the last ones first. Fills one bucket per dtype at a time, and
+// closes a bucket when the next parameter would exceed its cap: first_bucket_cap_bytes for the
+// first bucket of each dtype, bucket_cap_bytes for the others. A parameter that is larger than the
+// cap is a bucket of its own. Buckets are numbered in the order in which they close, which is the
+// order of reduction. Source: VLDB 2020, section 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
 //
 // Beyond the paper: the bucket of parameter 0 is ready last, and trainers wait for its reduction,
-// so it can have a smaller cap. If it is larger than last_bucket_cap_bytes, as many of its last
-// parameters as fit, and at least one, become a bucket of their own.
+// so it can have a smaller cap. If it is larger than last_bucket_cap_bytes, its last parameters
+// become a bucket of their own: as many as fit, and at least one.
 //   RESOURCE_EXHAUSTED  more than `max_buckets` buckets.
 absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets);
 

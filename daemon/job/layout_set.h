@@ -25,8 +25,8 @@
 
 namespace gradsync::daemon {
 
-// The most layouts of a job, and as many replacements of them that are being agreed. Clients cannot
-// raise it.
+// The most layouts of a job. As many replacements of layouts may be in agreement beside them.
+// Clients cannot raise it.
 inline constexpr std::size_t kMaxLayouts = 256;
 
 // A layout of the job as it is now. `step`: the running one, or the next one if none is running.
@@ -38,14 +38,14 @@ struct CurrentLayout {
 // A layout joins the set when its first rank registers it, and gets the next channel number. Its
 // steps begin when its agreement is reached; then it takes the place of the layout that it
 // replaces. A layout leaves the set when it is replaced or its agreement fails. The number of its
-// channel is never used again. A rank may also release a layout: then it does not have it any more,
-// and its name is free for that rank. When every rank has released it, it leaves the set.
+// channel is never used again. A rank may also release a layout. Then the rank no longer has the
+// layout, and may use its name again. When every rank has released it, it leaves the set.
 //
 // Externally synchronized: guarded by the job's lock. Owns the layouts. A layout whose reductions
 // are in flight stays in the set: it cannot be replaced in the middle of a step.
 class LayoutSet {
  public:
-  // `terms` and `members` outlive this. The callbacks are those of every layout.
+  // `terms` and `members` outlive this object. The callbacks are those of every layout.
   LayoutSet(const JobTerms& terms, Membership* members, std::size_t max_buckets_per_layout,
             LayoutChannel::OnReduced reduced, LayoutChannel::OnCopied copied,
             LayoutChannel::OnSignalled signalled);
@@ -59,8 +59,8 @@ class LayoutSet {
   // ---- Agreements. JobPort describes these calls: RegisterLayout, RefuseLayout, CheckReplaces and
   // ArenaMapped. None of them may come after Stop().
 
-  // Whether the request begins an agreement. Then put its plan into it: to make one may take long,
-  // and needs no lock.
+  // Whether the request begins an agreement. Then put the layout's plan into the request before
+  // Register(): making a plan may take long, and needs no lock.
   bool NeedsPlan(std::uint32_t rank, const LayoutRequest& request) const;
   // The layout is valid until the next call.
   absl::StatusOr<LayoutChannel*> Register(std::uint32_t rank, LayoutRequest request,
@@ -70,7 +70,8 @@ class LayoutSet {
   absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const;
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
                            DeferredActions* actions);
-  // The rank uses the layout no more. Statuses as OfRank(); FAILED_PRECONDITION if it is not ready.
+  // The rank no longer uses the layout. Statuses as OfRank(); FAILED_PRECONDITION if the layout is
+  // not ready.
   absl::Status ReleaseLayout(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
                              DeferredActions* actions);
   // Drops the layouts that every rank has released. Called at the end of every change.
@@ -85,13 +86,14 @@ class LayoutSet {
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   void ResumeDeadlines(std::uint64_t now_ns);
   bool RankWaits() const;
-  // The rank has ended every running step, and there is one: until its verdict the rank has the
-  // state of the model that `replacement` needs for its first step, and does not change it.
+  // True if some step is running and the rank has ended every running step. Until the verdict, the
+  // rank has the state of the model that `replacement` needs for its first step, and does not
+  // change it.
   bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
-  // The same, but the rank may still compute: it has begun every running step.
+  // The same for a rank that has begun every running step, and may still compute.
   bool HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const;
-  // The rank, which is missing, has ended the running step of one layout, and owes the running step
-  // of another: "steps 8 of layout 'a' and 3 of layout 'b'"; or "".
+  // Not "" if the rank, which is missing, has ended the running step of one layout and not that of
+  // another: "steps 8 of layout 'a' and 3 of layout 'b'".
   std::string EndedAndOwed(std::uint32_t rank) const;
   bool HasGradientsOfEarlier(std::uint32_t rank) const;
   // Ranks that came back after a loss are live again once they have contributed to a complete step
@@ -113,10 +115,10 @@ class LayoutSet {
   void GiveUp(DeferredActions* actions);
   void FinishSeen(std::uint64_t now_ns, DeferredActions* actions);
   void ReleaseMemory(DeferredActions* actions);
-  // The last one: keeps of the layouts what people may still ask about.
+  // The last call: keeps only what people may still ask about the layouts.
   void Retire(DeferredActions* actions);
 
-  // Reductions in flight.
+  // Some reduction is in flight.
   bool in_flight() const;
   bool StepRunning() const;
   // What this rank has begun and not ended: "step 8 of layout 'digits'", "layout 'digits'"; or "".
@@ -135,8 +137,8 @@ class LayoutSet {
   std::optional<std::vector<StepTimes>> Timeline(absl::string_view layout, std::size_t steps) const;
 
  private:
-  // True if there is a running step of a layout that `replacement` has not released, and all such
-  // steps pass.
+  // Looks at the running steps of the layouts that `replacement` has not released. True if there is
+  // one, and all of them pass.
   bool AllRunningSteps(std::uint32_t replacement,
                        absl::FunctionRef<bool(const LayoutChannel&)> pass) const;
   // An agreement that failed before every rank had asked for it.
@@ -153,15 +155,15 @@ class LayoutSet {
     LayoutChannel::Remains remains;
   };
 
-  // A layout had this channel.
+  // True if some layout has had this channel.
   bool HadLayout(std::uint32_t channel) const;
   absl::Status UnknownChannel(std::uint32_t rank, std::uint32_t channel) const;
-  // `rank` waits for the replacement of `channel`.
+  // True if `rank` waits for the replacement of the layout on `channel`.
   bool Replacing(std::uint32_t rank, std::uint32_t channel) const;
   bool Released(std::uint32_t rank, std::uint32_t channel) const;
   // FAILED_PRECONDITION if `rank` may not name `layout` in a message, although it is in the job.
   absl::Status CheckHas(std::uint32_t rank, const LayoutChannel& layout) const;
-  // The rank's session came after a loss: it gets the layout that the job has.
+  // For a rank whose session came after a loss: it gets the layout that the job has.
   absl::StatusOr<LayoutChannel*> Rejoin(std::uint32_t rank, LayoutRequest request);
   // Why no layout can be agreed now: RANKS_LEFT if some rank has left and stays, or is lost and has
   // not come back. LOSS_POLICY for a layout on GPUs under policy `hold`. Otherwise OK.

@@ -1,4 +1,4 @@
-// Work that a job gives to the executor in pieces: in one piece it would keep other users waiting.
+// Work that a job gives to the executor in pieces. In one piece it would keep other users waiting.
 
 #ifndef DAEMON_JOB_PIECES_H_
 #define DAEMON_JOB_PIECES_H_
@@ -13,15 +13,15 @@
 
 namespace gradsync::daemon {
 
-// Collects pieces of work, of a millisecond or less each, and hands them to the executor, where
-// other users have their turns between two of them. When the last piece has run, calls `done` on
-// that thread. Call order: (Add | AddCopy)* Begin. Thread-compatible.
+// Collects pieces of work, of a millisecond or less each, and hands them to the executor. Other
+// users have their turns between two pieces. When the last piece has run, calls `done` on that
+// thread. Call order: (Add | AddCopy)* Begin. Thread-compatible.
 class Pieces {
  public:
   // Bytes that one piece copies.
   static constexpr std::uint64_t kCopyBytes = std::uint64_t{4} << 20;
 
-  // `done` and what it holds live until every piece has run.
+  // `done`, and what it holds, lives until every piece has run.
   explicit Pieces(std::function<void()> done) : done_(std::move(done)) {}
 
   void Add(std::function<void()> piece) { pieces_.push_back(std::move(piece)); }

@@ -1,4 +1,4 @@
-// Ranks that a text names. A job may have 65,536 of them.
+// The ranks that a text names. A job may have 65,536 ranks.
 
 #ifndef DAEMON_JOB_RANK_LIST_H_
 #define DAEMON_JOB_RANK_LIST_H_
@@ -12,7 +12,7 @@
 
 namespace gradsync::daemon {
 
-// Keeps the first ranks, and how many there are. Thread-compatible.
+// Keeps the first few ranks, and how many there are. Thread-compatible.
 class RankList {
  public:
   // The most ranks that a text names.
@@ -34,7 +34,7 @@ class RankList {
 
   // "1, 3", or "0, 1, 2, 3, 4, 5, 6, 7, 291 more".
   std::string Text() const;
-  // The same with names of the ranks.
+  // The same, with the names that `name` returns instead of numbers.
   std::string Text(absl::FunctionRef<std::string(std::uint32_t rank)> name) const;
 
  private:

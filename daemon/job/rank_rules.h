@@ -1,4 +1,4 @@
-// What a rank may ask of its job in the state that it is in.
+// What a rank may ask of its job in its present state.
 
 #ifndef DAEMON_JOB_RANK_RULES_H_
 #define DAEMON_JOB_RANK_RULES_H_
@@ -18,12 +18,12 @@
 
 namespace gradsync::daemon {
 
-// Looks at the parts of a job, and changes none.
+// Reads the parts of a job, and changes none.
 //
 // Externally synchronized: guarded by the job's lock.
 class RankRules {
  public:
-  // All of them outlive this.
+  // All of them outlive this object.
   RankRules(const JobTerms& terms, const Membership& members, const LayoutSet& layouts,
             const OperationChannel& operations, const CollectiveOrder& collectives)
       : terms_(terms),
@@ -36,8 +36,8 @@ class RankRules {
   absl::Status CheckJoin(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                          bool active) const;
 
-  // ---- What the rank says. OK, or how it breaks the protocol: FAILED_PRECONDITION
-  // PROTOCOL_VIOLATION, which ends its session.
+  // ---- What the rank says. These return OK, or how the rank breaks the protocol:
+  // FAILED_PRECONDITION PROTOCOL_VIOLATION, which ends its session.
 
   // The rank may take part in the operation.
   absl::Status CheckTakesPart(std::uint32_t rank, std::uint64_t sequence) const;
@@ -48,10 +48,10 @@ class RankRules {
   absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
   // The rank may leave: it has not left yet, and is in no step and no operation. A rank that came
   // back after a loss must first have the state of the model and have completed a step of every
-  // layout. It may leave for good (`exit`) without a step if no running step has gradients of its
-  // lost session.
+  // layout. Such a rank may leave for good (`exit`) without a complete step if no running step has
+  // gradients of its lost session.
   absl::Status CheckLeave(std::uint32_t rank, bool exit) const;
-  // The rank may finish: under the same conditions as for leaving for good; a rank that stays must
+  // The rank may finish. The conditions are those for leaving for good. A rank that stays must
   // first get LeaveDone.
   absl::Status CheckFinish(std::uint32_t rank) const;
 

@@ -1,4 +1,4 @@
-// Names one session of a rank.
+// The identity of one session of a rank.
 
 #ifndef DAEMON_JOB_RANK_SESSION_H_
 #define DAEMON_JOB_RANK_SESSION_H_
@@ -7,8 +7,8 @@
 
 namespace gradsync::daemon {
 
-// One session of a rank. A rank that joins again gets another incarnation. So a late message of its
-// old session does not count for the new one.
+// One session of a rank. A rank that joins again gets another incarnation, so that a late message
+// of its old session does not count for the new one.
 struct RankSession {
   std::uint32_t rank = 0;
   std::uint64_t incarnation = 0;  // unique in the daemon that coordinates the job

@@ -36,10 +36,10 @@ struct StateDigest {
 };
 
 // One attempt to bring the state from one source to one replacement, in chunks through their
-// staging memories. A value; each transition says from which phase it may be called.
+// staging memories. A value. Each transition's comment says in which phase it may be called.
 //
 //   kOffering --Offer--> kWriting --Written--> kCopying --Copied--> kReading --Read--> kWriting
-//   kReading --Read--> kLoading: it was the last chunk
+//   kReading --Read--> kLoading: after the last chunk
 class StateTransfer {
  public:
   enum class Phase : std::uint8_t {
@@ -53,7 +53,7 @@ class StateTransfer {
   struct Asked {
     RankSession session;
     bool answered = false;
-    // Since when it is frozen, and so can answer. Nullopt: it still computes.
+    // Since when the rank is frozen, and so can answer. Nullopt: it still computes.
     std::optional<std::uint64_t> frozen_ns;
   };
 
@@ -97,7 +97,7 @@ class StateTransfer {
   // kReading -> kWriting, or kLoading if the whole state was read.
   void Read(std::uint64_t now_ns);
 
-  // The source is frozen from now on. Its time begins.
+  // The source is frozen from now on. The time that it may take begins.
   void SourceFrozen(std::uint64_t now_ns) {
     if (phase_ == Phase::kOffering || phase_ == Phase::kWriting) since_ns_ = now_ns;
     source_frozen_ = true;
@@ -137,11 +137,12 @@ class StateTransfer {
 };
 
 // Serves the replacements that have asked for the state, one at a time. Chooses a source among the
-// ranks whose state is frozen, and another one if it refuses, is silent or is lost. While no rank
-// is frozen, it takes one that has begun the step: such a rank answers when it waits for a bucket.
-// Asks every survivor for its digests once it has begun the step, and admits the replacement when
-// all that were asked agree. It does not wait for a rank that has not begun the step: that may take
-// long, and meanwhile another loss could leave no rank with the state.
+// frozen ranks, and another one if that source refuses, is silent or is lost. While no rank is
+// frozen, the source is a rank that has begun the step: such a rank answers when it waits for a
+// bucket. Asks each survivor for its digests once that survivor has begun the step, and admits the
+// replacement when all that were asked agree. StateHealing does not wait for a rank that has not
+// begun the step: that may take long, and meanwhile another loss could leave no rank with the
+// state.
 //
 // Externally synchronized: guarded by the job's lock. Never blocks. A copy of a chunk keeps its
 // staging memory mapped. The job lives until no copy is in flight.
@@ -162,20 +163,22 @@ class StateHealing {
   static constexpr std::uint64_t kSilenceNs = 30'000'000'000;
   // How long a replacement may take from the last chunk to its digests, in each transfer.
   static constexpr std::uint64_t kLoadNs = 120'000'000'000;
-  // How much longer a rank may take to load or to hash, per byte of the state: 100 MB/s.
+  // How much longer a rank may take to load or to hash, per byte of the state. This value allows
+  // for 100 MB/s.
   static constexpr std::uint64_t kHashNsPerByte = 10;
 
-  // `terms` and `members` outlive this.
+  // `terms` and `members` outlive this object.
   StateHealing(const JobTerms& terms, Membership* members, OnCopied copied)
       : terms_(terms), members_(members), copied_(std::move(copied)) {}
 
-  // For Fetch(): the request has no deadline. hold_timeout still ends the job if others wait.
+  // For Fetch(): the request has no deadline. hold_timeout still ends the job if others wait too
+  // long.
   static constexpr std::uint64_t kNoDeadline = std::numeric_limits<std::uint64_t>::max();
 
-  // ---- Messages of ranks. A Status that is not OK ends the rank's session. A message of a
-  // transfer that has ended is ignored.
-  // The replacement asks, and waits until `deadline_ns`. If it asks again in the middle of a
-  // transfer, the transfer begins again; if it was admitted meanwhile, nothing happens.
+  // ---- Messages of ranks. A Status that is not OK ends the rank's session. A message about a
+  // transfer that has ended is ignored. The replacement asks for the state, and waits until
+  // `deadline_ns`. If it asks again in the middle of a transfer, the transfer begins again. If it
+  // is already admitted, nothing happens.
   absl::Status Fetch(std::uint32_t rank, StagingMemory staging, std::uint64_t deadline_ns,
                      DeferredActions* actions);
   absl::Status Offer(std::uint32_t rank, std::uint64_t transfer, std::uint64_t bytes,
@@ -186,8 +189,8 @@ class StateHealing {
                     std::uint64_t now_ns, DeferredActions* actions);
   absl::Status TakeDigests(std::uint32_t rank, std::uint64_t transfer,
                            std::vector<StateDigest> items, std::uint64_t now_ns);
-  // From the source: another one is taken. From a rank that was only asked: it is not compared.
-  // From the replacement: STATE_REFUSED.
+  // If the source refuses, another one is chosen. If a rank that was only asked for digests
+  // refuses, it is not compared. If the replacement refuses: STATE_REFUSED.
   absl::Status Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,
                       DeferredActions* actions);
   void Copied(std::uint64_t now_ns, DeferredActions* actions);
@@ -201,7 +204,7 @@ class StateHealing {
   // one is served. Once the replacement has sent its digests, stops waiting for those of a frozen
   // rank that takes too long. Fails requests whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
-  // The job has ended: ends the transfer. Nothing begins any more.
+  // Call it when the job has ended. Ends the transfer; no other one begins.
   void Stop(DeferredActions* actions);
 
   // A copy touches staging memory.
@@ -225,22 +228,23 @@ class StateHealing {
   };
 
   absl::Status Breach(std::uint32_t rank, absl::string_view what) const;
-  // OK if `transfer` is under way; then *current is true. OK and false: it has ended. Otherwise a
-  // breach: it has not begun.
+  // OK, and *current is true, if `transfer` is under way. OK, and *current is false, if it has
+  // ended. A breach if it has not begun.
   absl::Status CheckTransfer(std::uint32_t rank, std::uint64_t transfer, absl::string_view message,
                              bool* current) const;
   std::vector<Request>::iterator RequestOf(RankSession replacement);
   static bool HasGivenUp(const Request& request, RankSession session);
-  // The present transfer does without the rank.
+  // True if the present transfer does without the rank.
   bool IsGivenUp(std::uint32_t rank) const;
   bool IsLoading(RankSession replacement) const;
   void AskChunk(DeferredActions* actions);
-  // The source computes and has offered nothing, and another rank is frozen.
+  // True if the source still computes and has offered nothing, while another rank is frozen.
   bool HasBetterSource(StandingOf standing_of) const;
-  // Ends the transfer. The source, the replacement and the ranks that were asked hear of it.
+  // Ends the transfer, and tells the source, the replacement and the ranks that were asked.
   void Cancel(DeferredActions* actions);
   void GiveUpSource(std::string why, DeferredActions* actions);
-  // The rank was compared when it was admitted, and has completed no step since.
+  // True if the rank's digests were compared when it was admitted, and it has completed no step
+  // since.
   bool WasCompared(std::uint32_t rank) const;
   // Asks the survivors that have begun the step and were not asked.
   void AskRanks(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
@@ -253,11 +257,11 @@ class StateHealing {
   // its session if only its own differ.
   void MaybeAdmit(DeferredActions* actions);
   void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
-  // Begins a transfer to this replacement if a source is there: the lowest rank that is frozen, or
-  // else the lowest one that has begun the step. Returns false if no rank will ever be one.
+  // Begins a transfer to this replacement if there is a source: the lowest rank that is frozen, or
+  // else the lowest rank that has begun the step. Returns false if no rank can become a source.
   bool TryBegin(const Request& request, StandingOf standing_of, std::uint64_t now_ns,
                 DeferredActions* actions);
-  // Why ranks have not given the state: of a few, and how many more there are.
+  // Why ranks have not given the state: the reasons of a few ranks, and how many more there are.
   static std::vector<std::string> Refusals(const Request& request);
   absl::Status Unavailable(const Request& request) const;
   absl::Status TimedOut(const Request& request) const;
@@ -271,7 +275,7 @@ class StateHealing {
   std::vector<Request> requests_;  // in the order of their requests; at most one per rank
   std::optional<StateTransfer> transfer_;
   std::uint64_t transfers_ = 0;  // number of the last one
-  bool copying_ = false;         // also after the end of its transfer; the next one waits for it
+  bool copying_ = false;         // may outlast its transfer; the next one waits for it
   bool stopped_ = false;
   absl::Status diverged_;  // why the job must end
 };

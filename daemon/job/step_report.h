@@ -21,16 +21,16 @@
 
 namespace gradsync::daemon {
 
-// A view, made for one question. Refers to its arguments and owns nothing. Externally synchronized:
-// guarded by the job's lock.
+// A view, made for one question. It refers to its arguments and owns nothing. Externally
+// synchronized: guarded by the job's lock.
 class StepReport {
  public:
   StepReport(const JobTerms& terms, const Membership& members, const LayoutAgreement& agreement,
              const RunningStep& step)
       : terms_(terms), members_(members), agreement_(agreement), step_(step) {}
 
-  // ---- What it waits for. Nothing if the step has not begun.
-  // "rank 1 has not marked bucket 3-7 ready".
+  // ---- What the step waits for. Empty if the step has not begun. "rank 1 has not marked bucket
+  // 3-7 ready".
   std::string Missing() const;
   // What each rank that is still in the step has not done.
   LateRanks Late() const;
@@ -54,8 +54,8 @@ class StepReport {
   absl::Status Released(std::uint32_t rank) const;
 
  private:
-  // By bucket: marked ready, but the rank's GPU has not written its gradients yet. Empty if the
-  // rank has no semaphores here.
+  // By bucket: true if the rank has marked it, but the rank's GPU has not written its gradients
+  // yet. Empty if the rank has no semaphores here.
   std::vector<bool> NotWritten(std::uint32_t rank) const;
 
   const JobTerms& terms_;
