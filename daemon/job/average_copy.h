@@ -12,8 +12,8 @@
 namespace gradsync::daemon {
 
 // First an executor copies the average from the memory of another session. Then a reducer measures
-// the copy, as it measured the average before. If the two results differ, a trainer has changed the
-// average. Integers, minima and maxima are not measured, so they are not checked.
+// the copy, as it measured the average when it wrote it. If the two measurements differ, a trainer
+// has changed the average. Integers, minima and maxima are not measured, so they are not checked.
 //
 // Externally synchronized: guarded by the job's lock, except for `check` while it is submitted. The
 // layout owns it until the step is decided, and no step is decided before its copies are done.

@@ -29,8 +29,8 @@ class GpuVerdict {
   enum class State : std::uint8_t {
     kGood,     // no bucket is void; if all are done, the trainers' streams have seen the step
                // complete
-    kInDoubt,  // as kGood, but nobody knows whether some bucket is void on its GPUs
-    kVoid,     // some bucket is void on every GPU, and the step with it
+    kInDoubt,  // like kGood, but for some bucket nobody knows whether it is void on the GPUs
+    kVoid,     // some bucket is void on every GPU, and so is the step
   };
 
   State state() const { return state_; }
@@ -55,11 +55,11 @@ class EarlyMessages {
 
   explicit EarlyMessages(std::size_t ranks) : ranks_(ranks) {}
 
-  // Counts marks of buckets in this rank's messages, and returns how many there are now.
+  // Adds `marks` to the count of bucket marks in this rank's messages, and returns the count.
   std::size_t CountMarks(std::uint32_t rank, std::size_t marks) {
     return ranks_[rank].marks += marks;
   }
-  // `last`: it ends or abandons the step, and no other message of this rank follows.
+  // `last`: the message ends or abandons the step, and no other message of this rank follows.
   void Add(std::uint32_t rank, Message message, bool last) {
     ranks_[rank].messages.push_back(std::move(message));
     ranks_[rank].ended = last;

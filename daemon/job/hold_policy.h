@@ -1,9 +1,9 @@
-// Policy `hold`: which losses are held, what ends a job that holds a rank, and which ranks have the
-// state of the model for its replacement.
+// Policy `hold`: after which losses the job goes on, what ends a job that holds a rank, and which
+// ranks have the state of the model for the replacement.
 //
-// Job asks at each event that the policy decides. Another loss policy is a class beside this one,
-// which Job asks at the same events. docs/failures.md, "Where a new loss policy goes", lists what
-// else changes.
+// Job asks HoldPolicy at each event that the policy decides. Another loss policy would be a class
+// beside this one, and Job would ask it at the same events. docs/failures.md, "Where a new loss
+// policy goes", lists what else changes.
 
 #ifndef DAEMON_JOB_HOLD_POLICY_H_
 #define DAEMON_JOB_HOLD_POLICY_H_
@@ -30,7 +30,7 @@ namespace gradsync::daemon {
 // Externally synchronized: guarded by the job's lock. Owns only the time that ranks have waited.
 class HoldPolicy {
  public:
-  // All of them outlive this.
+  // All of them outlive this object.
   HoldPolicy(const JobTerms& terms, const Membership& members, const LayoutSet& layouts,
              const OperationChannel& operations)
       : terms_(terms), members_(members), layouts_(layouts), operations_(operations) {}
@@ -44,17 +44,16 @@ class HoldPolicy {
   // ABORTED RANK_LOST if the operation needs a rank that is lost or has not healed.
   absl::Status LostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec) const;
   // ABORTED RANK_LOST if `staying`, which has called LeaveAndStay, waits while another rank is lost
-  // or healing. The last rank to leave broadcasts the state of the model, and the other rank may
-  // not have it.
+  // or healing. Reason: the last rank to leave broadcasts the state of the model, and that other
+  // rank may not have it.
   absl::Status StaysDuringLoss(std::uint32_t staying) const;
   // ABORTED RANK_LOST if a lost rank had ended the running step of one layout and not that of
   // another. Then no survivor has the state with which its replacement would have to begin.
   absl::Status StepsOverlap() const;
-  // ABORTED RANK_LOST if others have waited for a lost rank for as long as they may. Called at each
-  // tick.
+  // ABORTED RANK_LOST if others have waited for a lost rank for hold_timeout. Called at each tick.
   absl::Status HeldTooLong(std::uint64_t now_ns);
-  // ABORTED RANK_FINISHED if a rank has begun a step or a layout, and another one has left for
-  // good. Every step has every rank in it.
+  // ABORTED RANK_FINISHED if a rank has begun a step or a layout after another one has left for
+  // good: every step needs every rank.
   absl::Status LeftEarly(const Clock& clock) const;
   // UNIMPLEMENTED LOSS_POLICY: the rank begins a collective that does not go through the daemon.
   absl::Status CollectiveIsNotHeld(std::uint32_t rank, absl::string_view description) const;
@@ -69,20 +68,21 @@ class HoldPolicy {
   // True if a rank's next session takes its place in this job, which has not ended. False: it
   // begins a new generation. `rank` may be beyond the world size.
   bool Replaceable(std::uint32_t rank) const;
-  // The rank has left the job for good or finished, after every rank had joined. `rank` may be
-  // beyond the world size.
+  // True if the rank has left the job for good or finished, and every rank has joined. `rank` may
+  // be beyond the world size.
   bool HasCompleted(std::uint32_t rank) const;
-  // The sessions of ranks that have left for good wait until every rank has left: a rank may be
-  // lost before it has saved its work, and its replacement needs the state that they have. If a
-  // rank that is lost now could not be replaced, they end at once.
+  // True if the sessions of ranks that have left for good must wait until every rank has left.
+  // Reason: a rank may be lost before it has saved its work, and its replacement needs the state
+  // that they have. False if a rank that is lost now could not be replaced: then those sessions end
+  // at once.
   bool LeaversWait() const;
 
  private:
   // How long ranks have waited for lost ones since the last verdict.
   struct Wait {
     std::uint64_t steps_decided = 0;
-    std::uint64_t waited_ns = 0;            // in the waits that have ended
-    std::optional<std::uint64_t> since_ns;  // when the present wait began; nullopt: none waits
+    std::uint64_t waited_ns = 0;            // in waits that have ended
+    std::optional<std::uint64_t> since_ns;  // when the present wait began; nullopt: no rank waits
   };
 
   const JobTerms& terms_;

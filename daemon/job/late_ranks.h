@@ -16,14 +16,14 @@
 
 namespace gradsync::daemon {
 
-// The late ranks of one wait, and what each has not done. Made for one notice; refers to its
-// argument.
+// The late ranks of one wait, and what each has not done. Made for one notice; refers to the
+// constructor's argument.
 class LateRanks {
  public:
   explicit LateRanks(const Membership& members) : members_(members) {}
 
-  // Adds a rank that has not `done` something, as in "registered it". If the rank has not joined
-  // the job, the text says that instead.
+  // Adds a rank that has not done something. `done`: what, as in "registered it". If the rank has
+  // not joined the job, the text says that instead.
   void Add(std::uint32_t rank, absl::string_view done);
   bool empty() const { return groups_.empty(); }
   // "rank 1 has not joined the job; ranks 2, 3 have not registered it"; of bounded length.
@@ -31,7 +31,7 @@ class LateRanks {
 
  private:
   const Membership& members_;
-  // What has not been done, and by which ranks. As many as the text names, and no more.
+  // What has not been done, and by which ranks. Holds no more groups than the text names.
   std::vector<std::pair<std::string, RankList>> groups_;
   bool more_groups_ = false;
 };
@@ -52,7 +52,7 @@ class LateNotice {
   static constexpr std::uint64_t kFirstNs = 5'000'000'000;
   static constexpr std::uint64_t kAgainNs = 30'000'000'000;
 
-  // Asked at each tick of a wait; the wait begins with the first one. True: tell the ranks now.
+  // Called at each tick of a wait; the wait begins at the first one. True: tell the ranks now.
   bool Due(std::uint64_t now_ns, std::uint64_t wait, std::uint64_t part = 0);
   // TellLateRanks() about the present wait.
   void Tell(std::uint64_t now_ns, absl::string_view wait, const LateRanks& late,

@@ -130,8 +130,8 @@ class LayoutAgreement {
   // mapped until ReleaseLostMemory, because reductions may read it, but its semaphores are closed.
   void Lose(std::uint32_t rank, DeferredActions* actions);
   bool HasLost() const { return !lost_.empty(); }
-  // Gives up the memory of the lost sessions that `keep` does not name. Requires that no reduction
-  // touches it.
+  // Gives up the memory of the lost sessions for which `keep` returns false. Requires that no
+  // reduction touches that memory.
   void ReleaseLostMemory(absl::FunctionRef<bool(RankSession)> keep, DeferredActions* actions);
 
  private:

@@ -23,8 +23,8 @@ enum class RankState : std::uint8_t {
   kAbsent,    // not joined yet
   kLive,      // takes part in steps and in the job's own channel
   kHeld,      // its session is lost; running steps wait for its next one
-  kLoading,   // its session came after a loss, still without the state of the model: steps wait
-  kHealing,   // its session came after a loss: it takes part in steps, but in nothing else
+  kLoading,   // its session came after a loss and lacks the state of the model: steps wait
+  kHealing,   // its session came after a loss: the rank takes part in steps, but in nothing else
   kStayed,    // Leave{exit=false}: takes part in nothing until every rank has left
   kExited,    // Leave{exit=true}
   kFinished,  // Finish: steps and operations need it, so the job ends if another rank begins one
@@ -36,23 +36,23 @@ inline bool TakesPart(RankState state) {
   return state == RankState::kLive || state == RankState::kHeld || state == RankState::kLoading ||
          state == RankState::kHealing;
 }
-// The rank was lost, and nothing marks buckets in its place: its next session has not come, or does
-// not have the state of the model yet.
+// The rank was lost, and no session of it marks buckets: its next session has not come, or does not
+// have the state of the model yet.
 inline bool IsMissing(RankState state) {
   return state == RankState::kHeld || state == RankState::kLoading;
 }
-// Its session came after a loss, and takes part in no operation and no agreement yet.
+// The rank's session came after a loss, and takes part in no operation and no agreement yet.
 inline bool CameBack(RankState state) {
   return state == RankState::kLoading || state == RankState::kHealing;
 }
-// The rank was lost, and no session of it takes part in everything yet.
+// The rank was lost, and is not live again yet.
 inline bool IsRecovering(RankState state) { return IsMissing(state) || CameBack(state); }
 
 struct Member {
   RankState state = RankState::kAbsent;
   std::uint64_t incarnation = 0;
   std::shared_ptr<SessionSink> sink;  // null unless a session is there
-  absl::Status loss;                  // kLost, kHeld: why; its own session ends with it
+  absl::Status loss;                  // kLost, kHeld: why; the rank's own session ends with this
   std::uint64_t left_ns = 0;          // kExited, kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
   bool stepped = false;               // its session has contributed to a complete step
@@ -118,7 +118,7 @@ class Membership {
   void Heal(std::uint32_t rank) { members_[rank].state = RankState::kLive; }
   // The rank's session has contributed to a complete step. The rank keeps its state.
   void Stepped(std::uint32_t rank) { members_[rank].stepped = true; }
-  // The ranks that stayed take part again. Returns them, in the order in which they left.
+  // The ranks that stayed take part again. Returns these ranks, in the order in which they left.
   std::vector<std::uint32_t> Resume() {
     for (const std::uint32_t rank : stayed_) members_[rank].state = RankState::kLive;
     return std::exchange(stayed_, {});
@@ -136,15 +136,15 @@ class Membership {
         std::count_if(members_.begin(), members_.end(),
                       [state](const Member& member) { return member.state == state; }));
   }
-  // The rank has left for good or finished, but its session has not ended: under policy `hold` it
-  // waits until every rank has left. It has the state of the model that the others have, since a
-  // further step would end the job.
+  // True if the rank has left for good or finished, but its session has not ended: under policy
+  // `hold` it waits until every rank has left. The rank has the same state of the model as the
+  // others, because a further step would end the job.
   bool IsLeaving(std::uint32_t rank) const {
     const Member& member = members_[rank];
     return member.sink != nullptr &&
            (member.state == RankState::kExited || member.state == RankState::kFinished);
   }
-  // Some rank was lost, and nothing marks buckets in its place.
+  // True if IsMissing() of some rank.
   bool AnyIsMissing() const {
     return std::any_of(members_.begin(), members_.end(),
                        [](const Member& member) { return IsMissing(member.state); });
@@ -155,29 +155,30 @@ class Membership {
     }
     return false;
   }
-  // No rank takes part in anything, and none is still to join.
+  // True if no rank takes part in anything, and none is still to join.
   bool AllHaveLeft() const {
     return std::none_of(members_.begin(), members_.end(), [](const Member& member) {
       return member.state == RankState::kAbsent || TakesPart(member.state);
     });
   }
-  // Another job of the same user and id has another token. It may have the ranks that are absent.
+  // Notes that another job of the same user and id has another token. The absent ranks may be in
+  // that job.
   void NoteOtherToken() { other_token_ = true; }
   bool other_token() const { return other_token_; }
-  // What an error or a notice adds about that; empty, or it begins with a space.
+  // The sentence about that for an error or a notice. It begins with a space, or is empty.
   std::string OtherTokenHint() const {
     if (!other_token_ || Formed()) return "";
     return " Ranks with another token have joined a job with the same job_id: set the same "
            "GRADSYNC_JOB_TOKEN on every rank, or give each run its own job_id.";
   }
-  // Every rank has joined once.
+  // True if every rank has joined once.
   bool Formed() const {
     return std::none_of(members_.begin(), members_.end(),
                         [](const Member& member) { return member.state == RankState::kAbsent; });
   }
 
-  // True if steps and operations wait for this rank. They wait for an absent, a held and a finished
-  // rank, too, but not for one that has left.
+  // True if steps and operations wait for this rank. They also wait for an absent, a held and a
+  // finished rank, but not for one that has left.
   bool IsAwaited(std::uint32_t rank) const {
     const RankState state = members_[rank].state;
     return state == RankState::kAbsent || TakesPart(state) || state == RankState::kFinished;

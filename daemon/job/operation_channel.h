@@ -35,7 +35,7 @@ enum class OperationKind : std::uint8_t { kBarrier, kBroadcast, kAllReduce };
 // An operation's arguments. Every rank must agree on them.
 struct OperationSpec {
   OperationKind kind = OperationKind::kBarrier;
-  // Broadcast. kRootIsLowestLive: it is chosen when every live rank has joined.
+  // Broadcast. kRootIsLowestLive: the root is chosen when every live rank has joined.
   std::uint32_t root = 0;
   std::uint64_t bytes = 0;                  // broadcast
   DataType dtype = DataType::kUnspecified;  // all-reduce
@@ -49,8 +49,8 @@ struct OperationSpec {
 
 class OperationChannel {
  public:
-  // `reduced` and `copied` are called without the job's lock; the job takes it, stops if there was
-  // a failure, and calls Reduced() or Copied().
+  // `reduced` and `copied` are called without the job's lock. The job takes the lock, stops if
+  // there was a failure, and calls Reduced() or Copied().
   using OnMoved = std::function<void(const absl::Status& failure)>;
   OperationChannel(const JobTerms& terms, Membership* members, OnMoved reduced, OnMoved copied);
 
@@ -67,14 +67,14 @@ class OperationChannel {
   // True while this rank waits in an operation.
   bool InOperation(std::uint32_t rank) const;
   void RankLeft(DeferredActions* actions);
-  // True if the operation can go on without this rank: a barrier, or a broadcast from another root
-  // that is named. A sum without a rank, or from half of its data, would be wrong.
+  // True if the operation can go on without this rank: a barrier, or a broadcast whose named root
+  // is another rank. An all-reduce without a rank, or with half of its data, would be wrong.
   bool DoesWithout(std::uint32_t rank, const OperationSpec& spec) const;
-  // Why the loss of this rank's session ends the job: "operation 3 (barrier) ..."; empty if the
-  // operation in progress, if any, can do without the rank.
+  // Why the loss of this rank's session ends the job: "operation 3 (broadcast of 4096 bytes from
+  // rank 0) needed it". Empty if no operation is in progress, or it can do without the rank.
   std::string NeedOf(std::uint32_t rank) const;
-  // The rank's session is lost, and NeedOf() is empty: the operation in progress goes on without
-  // the rank, and so do the next ones until another session of it has healed.
+  // The rank's session is lost, and NeedOf() is empty. The operation in progress and the next ones
+  // go on without the rank, until another session of the rank has healed.
   void RankLost(std::uint32_t rank, DeferredActions* actions);
   // The rank came back after a loss and takes part again, from the next operation on.
   void RankHealed(std::uint32_t rank) { ranks_[rank].sequence = sequence_; }
@@ -82,8 +82,8 @@ class OperationChannel {
   void RankResumed(std::uint32_t rank);
   // The number of the next operation.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
-  // The job has ended: nothing begins any more, and nobody is answered. A reduction or
-  // copy under way still finishes.
+  // Call it when the job has ended. Nothing begins any more, and no rank is answered. A reduction
+  // or copy under way still finishes.
   void Stop();
   void ReleaseMemory();
   // Fails the operation if its deadline has passed. Tells the ranks that wait which ranks are late.
@@ -91,7 +91,8 @@ class OperationChannel {
 
   // True while a reduction or copy touches staging memory.
   bool busy() const { return state_ == State::kMoving || state_ == State::kCutMoving; }
-  // The ranks that the operation in progress, or the one that Stop() has cut, waits for.
+  // The ranks for which the operation in progress waits, or for which the operation waited that
+  // Stop() has cut.
   std::vector<std::uint32_t> MissingRanks() const;
   std::uint64_t completed() const { return completed_; }
   std::uint64_t failed() const { return failed_count_; }
@@ -119,12 +120,12 @@ class OperationChannel {
   struct RankOperation {
     std::uint64_t sequence = 0;  // last joined
     bool waiting = false;        // joined, not answered
-    bool owes_chunk = false;     // a broadcast waits for it to write or read the current chunk
-    bool excused = false;        // the operation in progress goes on without it
+    bool owes_chunk = false;     // a broadcast waits until it writes or reads the current chunk
+    bool excused = false;        // the operation in progress goes on without the rank
     StagingMemory staging;
   };
 
-  // Why an operation has failed, as each rank reads it.
+  // The error of a failed operation, for each rank.
   using FailureOf = std::function<absl::Status(std::uint32_t rank)>;
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
@@ -156,7 +157,7 @@ class OperationChannel {
   std::vector<RankOperation> ranks_;
 
   State state_ = State::kIdle;
-  // Not OK: the operation failed in kMoving. Its ranks learn it when the move has ended.
+  // Not OK: the operation failed in kMoving. Its ranks get the error when the move has ended.
   absl::Status failing_;
   // The operation in progress; sequence_ is the last one begun.
   std::uint64_t sequence_ = 0;
@@ -170,8 +171,7 @@ class OperationChannel {
   ReduceOperation reduction_;
   ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
-  // By sequence: failures of operations that some rank has not reached yet. At most one for each
-  // operation that the slowest rank has yet to reach.
+  // By sequence: failures of operations that some rank has not reached yet; the latest ones.
   std::map<std::uint64_t, FailureOf> failures_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;

@@ -25,8 +25,8 @@ class UsedMap {
   std::size_t bytes() const { return (parameters_ + 7) / 8; }
   // One rank's map, of bytes() bytes. Empty: the rank has used every parameter.
   void Add(absl::string_view used_map);
-  // Empty if every parameter may have been used: every map was empty, or not all of `ranks` ranks
-  // have sent theirs.
+  // Empty if every parameter may have been used: every map was empty, or some of the `ranks` ranks
+  // have not sent their map.
   std::string Union(std::uint32_t ranks) const;
 
  private:
@@ -78,21 +78,21 @@ class RunningStep {
   void Resume(std::uint64_t now_ns);
   bool suspended() const { return suspended_ns_.has_value(); }
 
-  // ---- Ranks. A rank's marks come from one session: its present one, or a lost one that had ended
-  // the step.
-  // Requires that the step has begun, and that this session has not marked the bucket yet. The rank
-  // becomes ready in the bucket, unless an earlier session of it is.
+  // ---- Ranks. A rank's marks come from one session: the present one, or a lost one that had ended
+  // the step. Requires that the step has begun, and that this session has not marked the bucket
+  // yet. The rank becomes ready in the bucket, unless it is ready there because of an earlier
+  // session.
   void Mark(RankSession session, std::size_t bucket, std::uint64_t now_ns);
   // The rank sends nothing more about this step.
   void End(std::uint32_t rank) { ranks_[rank].ended = true; }
   bool Ended(std::uint32_t rank) const { return ranks_[rank].ended; }
-  // The rank is at this position. Returns a rank that has given another one, perhaps this rank
-  // itself; nullopt if there is none.
+  // The rank says that it is at this position. Returns a rank that has given another position,
+  // perhaps this rank itself; nullopt if there is none.
   std::optional<std::uint32_t> GivePosition(std::uint32_t rank, Position position);
   std::optional<Position> PositionOf(std::uint32_t rank) const { return ranks_[rank].position; }
   // The rank's session is lost. If it has ended the step, its gradients stay in every bucket.
-  // Otherwise they stay in the buckets that were submitted. The rank is no longer ready in the
-  // others, and its next session marks all buckets.
+  // Otherwise they stay only in the buckets that were submitted, and the rank is no longer ready in
+  // the others. The rank's next session marks all buckets.
   void Lose(std::uint32_t rank);
   // True if the rank has begun the step.
   bool Has(std::uint32_t rank) const { return ranks_[rank].marks > 0 || ranks_[rank].ended; }
@@ -106,13 +106,13 @@ class RunningStep {
   std::uint64_t last_ready_ns() const { return last_ready_ns_; }
 
   // ---- Buckets
-  // Some bucket that is not reduced yet has gradients of this session.
+  // True if some bucket that is not reduced yet has gradients of this session.
   bool HasGradientsOf(RankSession session) const;
-  // Some bucket has gradients of an earlier session of this rank.
+  // True if some bucket has gradients of an earlier session of this rank.
   bool HasGradientsOfEarlier(RankSession session) const;
   std::size_t buckets() const { return buckets_.size(); }
   std::uint32_t ReadyRanks(std::size_t bucket) const { return buckets_[bucket].ready_ranks; }
-  // The session whose gradients the bucket has, by its incarnation; 0: the rank is not ready.
+  // The incarnation of the rank's session whose gradients the bucket has; 0: the rank is not ready.
   std::uint64_t ReadySession(std::size_t bucket, std::uint32_t rank) const {
     return ready_[bucket * ranks_.size() + rank];
   }
@@ -124,8 +124,8 @@ class RunningStep {
   std::size_t in_flight() const { return in_flight_; }
   void Submitted(std::size_t bucket);
   void Done(std::size_t bucket, const ReduceTimes& times);
-  // True if this session has marked the bucket, but the bucket has the gradients of an earlier one:
-  // the session needs the bucket's average, and its own gradients are dropped.
+  // True if this session has marked the bucket, but the bucket has the gradients of an earlier
+  // session. Then this session needs the bucket's average, and its own gradients are dropped.
   bool NeedsAverage(RankSession session, std::size_t bucket) const;
   // An average is being copied to a session.
   void CopyBegun() { ++in_flight_; }

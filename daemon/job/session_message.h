@@ -22,9 +22,9 @@ namespace gradsync::daemon {
 
 // How a step ended; the same object for every rank.
 struct StepRecord {
-  StepTimes times;       // step, commit, and each bucket's ready, start and finish
+  StepTimes times;       // of the step's commit, and of each bucket's marks, start and finish
   absl::Status verdict;  // OK: complete. STEP_IN_DOUBT: in doubt. Otherwise void, and why.
-  std::string used_map;  // union over the ranks; empty if every rank's was
+  std::string used_map;  // union over the ranks; empty if every rank's map was
   std::uint32_t live_ranks = 0;
   std::uint32_t divisor = 0;
   std::vector<GradientStats> stats;  // one per bucket; empty if void
@@ -50,8 +50,8 @@ struct StepDoneMessage {
   std::uint32_t channel;
   std::shared_ptr<const StepRecord> record;
 };
-// To a receiver: the chunk is in your staging memory. To the root (`write`): write this chunk;
-// every receiver has read the one before.
+// To a receiver: the chunk is in its staging memory. To the root (`write`): it may write this
+// chunk, because every receiver has read the chunk before.
 struct ChunkReadyMessage {
   std::uint64_t sequence;
   std::uint64_t chunk;
@@ -80,7 +80,7 @@ struct HealedMessage {
   std::uint64_t next_sequence;  // of the job's own channel
 };
 // ---- The state of the model, from one rank to another: see StateHealing. Each names its transfer.
-// To a rank that has the state: `offer`: the rank is the source.
+// To a rank that has the state: asks for its digests. `offer`: the rank is also the source.
 struct StateQuestionMessage {
   std::uint64_t transfer;
   bool offer;
@@ -91,7 +91,8 @@ struct StateBeginMessage {
   std::uint64_t bytes;
   std::uint32_t source;
 };
-// To the source (`write`): write this chunk to your staging memory. To the replacement: read it.
+// To the source (`write`): it writes this chunk to its staging memory. To the replacement: it reads
+// the chunk.
 struct StateChunkMessage {
   std::uint64_t transfer;
   std::uint64_t chunk;
@@ -114,7 +115,7 @@ struct SessionEndMessage {
   absl::Status status;
 };
 
-// For people: the rank waits for others. What it waits for, and what each late rank has not done.
+// For people, to a rank that waits: what it waits for, and what each late rank has not done.
 struct StillWaitingMessage {
   std::string text;
 };
@@ -125,10 +126,10 @@ struct LeaseQuestionMessage {
   std::uint64_t number;
 };
 
-// A message of a job that another node coordinates, as it came from there.
+// A message of a job that another node coordinates, as that node sent it.
 struct ForwardedMessage {
   std::shared_ptr<const v1::SessionResponse> response;
-  std::size_t bytes = 0;  // that it takes in memory: many times as many as on the wire, perhaps
+  std::size_t bytes = 0;  // in memory; this can be many times the bytes on the wire
 };
 
 using SessionMessage =
@@ -138,13 +139,13 @@ using SessionMessage =
                  StateAdmittedMessage, StateCancelledMessage, StateFailedMessage, SessionEndMessage,
                  StillWaitingMessage, LeaseQuestionMessage, ForwardedMessage>;
 
-// Takes a job's messages to one session. Thread-safe. Shared by the job and the session; drops
+// Takes a job's messages for one session. Thread-safe. Shared by the job and the session. Drops
 // messages that come after the session's end.
 class SessionSink {
  public:
   virtual ~SessionSink() = default;
-  // Queues the message; never blocks, never calls back. Called under the job's lock, which fixes
-  // the order.
+  // Queues the message. Never blocks, and never calls back. Called under the job's lock, so the
+  // order of messages is fixed.
   virtual void Queue(SessionMessage message) = 0;
   // Sends what is queued. Called without any lock.
   virtual void Flush() = 0;
