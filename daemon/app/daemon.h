@@ -23,9 +23,9 @@ class Daemon {
   static void BlockSignals();
 
   // Serves until SIGTERM or SIGINT, then drains: it refuses joins, lets running steps finish within
-  // drain_timeout, and ends the sessions with UNAVAILABLE. A second signal shortens the drain. From
-  // the first signal the guard allows drain_timeout and kStopLimit, and from the end of the drain
-  // kStopLimit.
+  // drain_timeout, and ends the sessions with UNAVAILABLE. A second signal shortens the drain. The
+  // guard allows drain_timeout plus kStopLimit from the first signal, and kStopLimit from the end
+  // of the drain.
   void ServeUntilSignal();
 
   // Stops at once everything that ServeUntilSignal() left running.

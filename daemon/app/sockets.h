@@ -15,7 +15,8 @@ struct Sockets {
 };
 
 // Takes the sockets that the service manager has passed under the names "grpc" and "fd", or binds
-// options.socket and the socket beside it. INVALID_ARGUMENT: the service manager passed others.
+// options.socket and the socket beside it. INVALID_ARGUMENT: the service manager passed other
+// sockets.
 absl::StatusOr<Sockets> OpenSockets(const Options& options);
 
 }  // namespace gradsync::daemon

@@ -13,9 +13,9 @@
 
 namespace gradsync::daemon {
 
-// How long the daemon may take from the end of the drain to its own end. It waits up to 5 s for its
-// clients' streams, and up to 5 s for those of other nodes. deploy/ gives it 5 s more until
-// SIGKILL.
+// How long the daemon may take from the end of the drain to its own end. In this time it waits up
+// to 5 s for its clients' streams, and up to 5 s for those of other nodes. The files in deploy/
+// give it 5 s more before SIGKILL.
 inline constexpr absl::Duration kStopLimit = absl::Seconds(15);
 // The exit status of a process that StopGuard has ended.
 inline constexpr int kExitHung = 3;
@@ -23,13 +23,13 @@ inline constexpr int kExitHung = 3;
 // Calls a function if a stop takes too long. A stop has stages, one after the other.
 //
 // Thread-safe. Owns its thread, which exists from the start: a daemon that stops may have used up
-// its threads. The thread has the signal mask of the one that makes this object.
+// its threads. The thread has the signal mask of the thread that makes this object.
 class StopGuard {
  public:
-  // `hung` gets the stage that has not ended. It is called once at most, on the guard's thread. It
+  // `hung` gets the stage that has not ended. It is called at most once, on the guard's thread, and
   // may end the process.
   explicit StopGuard(std::function<void(const char* stage)> hung);
-  // The stop has ended. Waits for a call of `hung` that is under way.
+  // Ends the watch. Waits for a call of `hung` that is under way.
   ~StopGuard();
   StopGuard(const StopGuard&) = delete;
   StopGuard& operator=(const StopGuard&) = delete;
@@ -37,7 +37,7 @@ class StopGuard {
   // A stage begins, and the one before it has ended. `stage` is a constant.
   void Enter(const char* stage);
   // From now on all stages together may take `limit`. Replaces an earlier limit. Until the first
-  // call there is none.
+  // call there is no limit.
   void Allow(absl::Duration limit);
 
  private:
@@ -49,7 +49,7 @@ class StopGuard {
   CondVar changed_;
   const char* stage_ ABSL_GUARDED_BY(mutex_) = "";
   std::optional<std::chrono::steady_clock::time_point> deadline_ ABSL_GUARDED_BY(mutex_);
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // the stop, or the watch on it
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // the watch has ended
   std::thread thread_;  // last, so that the other members exist when it starts
 };
 

@@ -1,5 +1,5 @@
-// Limits what each user has of one kind of memory: of arenas on the host, of arenas on GPUs, or of
-// what the daemon itself keeps for the user.
+// Limits how much of one kind of memory each user has: arenas on the host, arenas on GPUs, or
+// memory that the daemon itself keeps for the user.
 
 #ifndef DAEMON_ARENA_ARENA_QUOTA_H_
 #define DAEMON_ARENA_ARENA_QUOTA_H_
@@ -21,8 +21,8 @@ namespace gradsync::daemon {
 // reservations.
 class ArenaQuota {
  public:
-  // A share of the quota. Its destructor gives it back. Keep it beside the memory that it accounts
-  // for. Move-only; not thread-safe.
+  // A share of the quota. Its destructor gives the share back. Keep it beside the memory that it
+  // stands for. Move-only; not thread-safe.
   class Reservation {
    public:
     Reservation() = default;  // holds nothing
@@ -31,10 +31,10 @@ class ArenaQuota {
     ~Reservation();
 
     std::uint64_t bytes() const { return bytes_; }
-    // Holds `bytes` from now on. RESOURCE_EXHAUSTED as Reserve(); then nothing changes. One that
-    // was not made by Reserve() always stays empty.
+    // The reservation holds `bytes` from now on. RESOURCE_EXHAUSTED as Reserve(); then nothing
+    // changes. A reservation that Reserve() did not make always stays empty.
     absl::Status Resize(std::uint64_t bytes);
-    // Moves `bytes` of this one, or all if it has fewer, to the result.
+    // Moves `bytes` of this reservation, or all if it has fewer, to the result.
     Reservation Split(std::uint64_t bytes);
 
    private:
@@ -63,7 +63,7 @@ class ArenaQuota {
   absl::StatusOr<Reservation> Reserve(const Tenant& user, std::uint64_t bytes);
 
   std::uint64_t bytes_per_user() const { return bytes_per_user_; }
-  // What each user holds, of those that hold something; in order.
+  // The users that hold something, in order, with their bytes.
   std::vector<std::pair<Tenant, std::uint64_t>> Users() const;
   // Bytes that all users hold together.
   std::uint64_t total_bytes() const;
@@ -71,7 +71,7 @@ class ArenaQuota {
   std::uint64_t bytes_of(const Tenant& user) const;
 
  private:
-  // Counts `bytes` more for the user, or says why not.
+  // Counts `bytes` more for the user, or returns why the user may not have them.
   absl::Status Take(const Tenant& user, std::uint64_t bytes);
   void Release(const Tenant& user, std::uint64_t bytes);
 
@@ -82,7 +82,7 @@ class ArenaQuota {
   std::map<Tenant, std::uint64_t> held_ ABSL_GUARDED_BY(mutex_);  // only users that hold something
 };
 
-// Whom to charge for memory. A value.
+// The tenant that is charged for memory. A value.
 struct MemoryAccount {
   ArenaQuota* quota = nullptr;  // null: nothing is charged
   Tenant user;

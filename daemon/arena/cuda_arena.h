@@ -26,9 +26,9 @@ enum class CudaSharing : unsigned char {
   kLegacyIpc,
 };
 
-// A zeroed allocation on one GPU, mapped there for reading and writing. Only the worker process has
-// one, in the context that was current at its creation. Not thread-safe: only the issuing thread
-// uses it.
+// A zeroed allocation on one GPU, mapped there for reading and writing. Only a worker process has
+// such objects. An arena belongs to the context that was current at its creation. Not thread-safe:
+// only the issuing thread uses it.
 //
 // Owns the memory. With kLegacyIpc it may be destroyed only after the trainer has closed the memory
 // or ended.
@@ -36,7 +36,7 @@ class CudaArena {
  public:
   // Allocates at least `bytes`, rounded up to the granularity that the driver recommends. Uses
   // virtual memory management if device and driver can export its allocations, else legacy IPC.
-  // sharing() and why_legacy() report the choice, for log and status. Zeroes the memory on `stream`
+  // sharing() and why_legacy() tell the choice, for log and status. Zeroes the memory on `stream`
   // and waits for it. RESOURCE_EXHAUSTED with reason GPU_OUT_OF_MEMORY names the requested and the
   // free bytes.
   static absl::StatusOr<std::unique_ptr<CudaArena>> Create(const CudaDriver* driver,

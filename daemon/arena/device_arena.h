@@ -1,4 +1,4 @@
-// A rank's gradient memory on a GPU, as the daemon's code outside the workers sees it.
+// A rank's gradient memory on a GPU, as the code of the daemon process sees it.
 
 #ifndef DAEMON_ARENA_DEVICE_ARENA_H_
 #define DAEMON_ARENA_DEVICE_ARENA_H_
@@ -8,7 +8,7 @@
 namespace gradsync::daemon {
 
 // A handle of an allocation on a GPU of this node or another one. The job and the Reducer interface
-// only pass it on. The reducer for GPUs knows the implementation (GpuArena, daemon/worker).
+// only pass the handle on. The reducer for GPUs knows the implementation (GpuArena, daemon/worker).
 //
 // Thread-safe. Every user of the memory holds a reference; the last one frees it.
 class DeviceArena {

@@ -19,12 +19,12 @@ namespace gradsync::daemon {
 // are thread-safe.
 //
 // Owns the descriptor and the mapping. Shared, because a reduction keeps the arena of its bucket
-// mapped until it is done. The memory itself lives until the trainer has unmapped it, too.
+// mapped until it is done. The memory itself lives until the trainer, too, has unmapped it.
 class HostArena {
  public:
-  // See SealedMemory::Create. Maps the memory and touches no page. The trainer must touch each page
-  // first, because a page is charged to the cgroup and placed on the NUMA node of the process that
-  // touches it first. Then it must seal the pages.
+  // See SealedMemory::Create. Maps the memory and touches no page. The trainer must be the first to
+  // touch each page, because a page is charged to the cgroup and placed on the NUMA node of the
+  // process that touches it first. Then it must seal the pages.
   static absl::StatusOr<std::shared_ptr<HostArena>> Create(const std::string& name,
                                                            std::size_t bytes);
   ~HostArena();
@@ -38,11 +38,11 @@ class HostArena {
 
   // When to fill this process's page tables.
   enum class Faults {
-    kNow,    // so that no step pays for them (100 MiB: 7 to 24 ms)
+    kNow,    // so that no step pays for the faults (100 MiB: 7 to 24 ms)
     kLater,  // at the first use of each page
   };
-  // Checks that the trainer has populated and sealed the arena. So nobody can free a page of it any
-  // more, and the daemon never allocates one. Takes no lock that the trainer can hold.
+  // Checks that the trainer has populated and sealed the arena. Then nobody can free a page of it
+  // any more, and the daemon never allocates one. Takes no lock that the trainer can hold.
   // FAILED_PRECONDITION if it is not sealed, a page is missing, or the arena was accepted before.
   // Otherwise an error of the kernel. After an error data() stays null.
   absl::Status Accept(Faults faults = Faults::kNow);

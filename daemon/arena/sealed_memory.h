@@ -12,19 +12,19 @@
 namespace gradsync::daemon {
 
 // A memfd of a fixed size. Holders of a descriptor cannot shrink it or grow it. So a mapping of it
-// never faults with SIGBUS. A holder can free a page (punch a hole), which then reads as zero,
-// until a holder seals the pages (F_SEAL_FUTURE_WRITE, F_SEAL_SEAL).
+// never faults with SIGBUS. Until a holder seals the pages (F_SEAL_FUTURE_WRITE, F_SEAL_SEAL), any
+// holder can free a page (punch a hole), which then reads as zero.
 //
 // Owns the descriptor, which is closed on exec. Move-only; const methods are thread-safe.
 class SealedMemory {
  public:
   static constexpr std::size_t kHugePage = std::size_t{2} << 20;  // x86-64
 
-  // `bytes` is rounded up to whole pages, at least one; above kHugePage to whole huge pages,
-  // because a huge page at the end would count as allocated where it lies behind the end. Touches
-  // no page: the first process that touches a page is charged for it. `name` shows in
-  // /proc/PID/maps, truncated to the kernel's limit. INVALID_ARGUMENT if no file can have this
-  // size. Otherwise the kernel's error, for example RESOURCE_EXHAUSTED if there is no free
+  // `bytes` is rounded up to whole pages, at least one. Above kHugePage it is rounded up to whole
+  // huge pages: if a huge page reached beyond the end, its part behind the end would count as
+  // allocated. Touches no page: the first process that touches a page is charged for it. `name`
+  // shows in /proc/PID/maps, truncated to the kernel's limit. INVALID_ARGUMENT if no file can have
+  // this size. Otherwise the kernel's error, for example RESOURCE_EXHAUSTED if there is no free
   // descriptor.
   static absl::StatusOr<SealedMemory> Create(const std::string& name, std::size_t bytes);
 
@@ -35,9 +35,9 @@ class SealedMemory {
   // True: nobody can free a page any more, map the memory writable or add a seal. Mappings that
   // exist stay writable. Source of the rule: fcntl(2), F_SEAL_FUTURE_WRITE (Linux 5.1).
   bool PagesAreSealed() const;
-  // OK if a holder has populated every page and then sealed the pages, so that nobody can free one
-  // and no process that maps them ever allocates one. FAILED_PRECONDITION otherwise. Takes no lock
-  // that a holder can hold.
+  // OK if a holder has populated every page and then sealed the pages. Then nobody can free a page,
+  // and no process that maps the pages ever allocates one. FAILED_PRECONDITION otherwise. Takes no
+  // lock that a holder can hold.
   absl::Status CheckPopulatedAndSealed() const;
 
   enum class Populate : unsigned char { kNo, kYes };

@@ -16,19 +16,19 @@
 
 namespace gradsync::daemon {
 
-// The daemon's side. It writes the done words and the void step. It never bases a decision on a
-// word that it reads back, because the trainer can write all of them. For a void step, call
-// DeclareVoid first, then SignalDone for every bucket that has not signalled the step yet.
+// The daemon's side of the semaphores. It writes the done words and the void step. It never bases a
+// decision on a word that it reads back, because the trainer can write all words. For a void step,
+// call DeclareVoid first, then SignalDone for every bucket that has not signalled the step yet.
 //
 // Thread-safe, except Accept(), which must return before other threads signal; each word has one
 // writer at a time. Owns the memory's descriptor and the daemon's mapping. They belong to one
 // incarnation of a session and are never reused for another. The memory itself lives until the
-// trainer has unmapped it, too.
+// trainer, too, has unmapped it.
 class SemaphorePage {
  public:
-  // Who allocates the pages, and is charged for them as long as anybody maps them.
+  // Which process allocates the pages, and is charged for them as long as any process maps them.
   enum class Pages : std::uint8_t {
-    kOfTrainer,  // as those of a HostArena: the trainer populates and seals them before Accept()
+    kOfTrainer,  // as in a HostArena: the trainer populates and seals them before Accept()
     kOfDaemon,   // for a GPU: the driver needs them before the trainer has them
   };
   // All words are 0. `buckets` may be 0. With kOfTrainer touches no page. Errors are those of
@@ -51,8 +51,8 @@ class SemaphorePage {
   std::size_t buckets() const { return buckets_; }
 
   // Signals that `bucket`, which is below buckets(), is done with `step`. A reader of the signal
-  // sees everything that this thread wrote before. Wakes kDoneWakes waiters of that bucket at most,
-  // in any process. Takes 1 microsecond if there is none.
+  // sees everything that this thread wrote before. Wakes at most kDoneWakes waiters of that bucket,
+  // in any process. Takes 1 microsecond if there is no waiter.
   void SignalDone(std::size_t bucket, std::uint64_t step);
 
   // The two parts of SignalDone. A GPU writes the done word itself.
@@ -62,8 +62,8 @@ class SemaphorePage {
   // Marks `step` as void. Wakes nobody.
   void DeclareVoid(std::uint64_t step);
 
-  // The trainer's session is lost. Calls that begin after this write nothing. A trainer that was
-  // only stopped may go on, and must not mistake a later result for its own.
+  // Call it when the trainer's session is lost. Calls that begin after this write nothing. Reason:
+  // a trainer that was only stopped may go on, and must not mistake a later result for its own.
   void Close() { closed_.store(true, std::memory_order_relaxed); }
 
   // True if the trainer's GPU has marked `bucket` ready for `step`. The trainer can forge this: use

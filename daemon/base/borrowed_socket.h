@@ -1,4 +1,4 @@
-// A connection whose descriptor belongs to gRPC, which closes it at a time of its own.
+// A connection whose descriptor belongs to gRPC, which may close it at any time.
 
 #ifndef DAEMON_BASE_BORROWED_SOCKET_H_
 #define DAEMON_BASE_BORROWED_SOCKET_H_
@@ -23,16 +23,17 @@ class BorrowedSocket {
 
   // True if the descriptor still names this socket.
   bool IsOpen() const;
-  // True if the other side has closed its end, or its half. False if the socket is closed.
+  // True if the other side has closed the connection, or its own direction. False if the socket is
+  // closed.
   bool ClientHasClosed() const;
-  // What has come and nobody has read; 0 if the socket is closed.
+  // The bytes that have arrived and that nobody has read; 0 if the socket is closed.
   std::size_t UnreadBytes() const;
-  // What the other side of a TCP connection has sent so far; 0 if the socket is closed.
+  // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.
   std::uint64_t ReceivedBytes() const;
   // The address of this side. nullopt if the socket is closed.
   std::optional<sockaddr_storage> OwnAddress() const;
-  // Ends the connection: its owner reads no more than it has read already. False if the socket is
-  // closed, or if the process has no descriptor left for the moment that this takes.
+  // Ends the connection: its owner reads nothing more. False if the socket is closed, or if the
+  // process has no free descriptor, of which this call needs one for a moment.
   bool End() const;
 
  private:

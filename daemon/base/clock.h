@@ -1,5 +1,5 @@
-// A clock that is passed as an argument. The job room reads the time only through it, so its tests
-// choose the time.
+// A clock that is passed as an argument. The job room reads the time only through a Clock, so its
+// tests can choose the time.
 
 #ifndef DAEMON_BASE_CLOCK_H_
 #define DAEMON_BASE_CLOCK_H_

@@ -17,7 +17,8 @@
 
 namespace gradsync::daemon {
 
-// A value that describes an error, such as {field::kRank, 3}. An empty value means: no such field.
+// A field of an error with its value, such as {field::kRank, 3}. If the value is empty, the error
+// does not get the field.
 struct ErrorField {
   ErrorField(FieldName field_name, const absl::AlphaNum& field_value)
       : name(field_name), value(field_value.Piece()) {}
@@ -26,8 +27,8 @@ struct ErrorField {
   std::string value;
 };
 
-// The reason and the fields of an error. They are texts, because another process may know more
-// reasons and fields than this one.
+// The reason and the fields of an error. They are text, because another process may know reasons
+// and fields that this one does not know.
 struct ErrorDetails {
   // Returns the value of field `name`, or "".
   std::string Value(FieldName name) const;
@@ -44,7 +45,7 @@ absl::Status MakeError(absl::StatusCode code, Reason reason, absl::string_view m
 absl::Status MakeError(absl::StatusCode code, const ErrorDetails& details,
                        absl::string_view message);
 
-// Returns the details of an error; empty ones if it has none.
+// Returns the details of an error; empty details if it has none.
 ErrorDetails DetailsOf(const absl::Status& status);
 
 }  // namespace gradsync::daemon

@@ -1,5 +1,5 @@
-// Executors run work on threads of their own, so that gRPC's threads stay free: they map, free and
-// copy memory.
+// Executors run work on threads of their own, so that gRPC's threads stay free. The work maps,
+// frees and copies memory.
 
 #ifndef DAEMON_BASE_EXECUTOR_H_
 #define DAEMON_BASE_EXECUTOR_H_
@@ -24,14 +24,14 @@ class Executor {
   virtual void Run(std::function<void()> work) = 0;
 };
 
-// One thread that runs work in the order of the calls. Its users bound its queue: each session
-// queues at most one mapping per layout, one copy per bucket and one teardown. Thread-safe. The
-// destructor runs everything that is queued.
+// One thread that runs work in the order of the calls. Its callers keep its queue bounded: each
+// session queues at most one mapping per layout, one copy per bucket and one teardown. Thread-safe.
+// The destructor runs everything that is queued.
 class SerialExecutor final : public Executor {
  public:
-  // For an executor that lives as long as the daemon: ends the program if there is no thread.
+  // For an executor that lives as long as the daemon: ends the program if no thread can be started.
   SerialExecutor();
-  // For the others. RESOURCE_EXHAUSTED: no thread could be started.
+  // For other executors. RESOURCE_EXHAUSTED: no thread could be started.
   static absl::StatusOr<std::unique_ptr<SerialExecutor>> Start();
   ~SerialExecutor() override;
 
@@ -50,8 +50,8 @@ class SerialExecutor final : public Executor {
 };
 
 // A thread for each piece of work, for work that may block for seconds and must not delay other
-// work. One thread is always there, so that work runs later if no more can be started, or if there
-// are as many as there may be. Its users bound the queue. Thread-safe. The destructor runs
+// work. One thread always exists: if no other thread can be started, or `max_threads` of them
+// exist, work runs later. Its callers keep the queue bounded. Thread-safe. The destructor runs
 // everything that is queued.
 class ConcurrentExecutor final : public Executor {
  public:
@@ -66,8 +66,8 @@ class ConcurrentExecutor final : public Executor {
   // Starts a thread, if it can.
   void StartLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::function<void()> TakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The main functions of threads: of `self`, which ends when no work is queued, and of the one
-  // that stays.
+  // The main functions of threads. RunQueued() is that of `self`, which ends when no work is
+  // queued; Stay() is that of the thread that stays.
   void RunQueued(Threads::iterator self);
   void Stay();
 

@@ -1,4 +1,4 @@
-// Runs the work of users by turns, so that no user's work waits for all of another's.
+// Runs the work of users by turns, so that no user waits until all work of another user is done.
 
 #ifndef DAEMON_BASE_FAIR_EXECUTOR_H_
 #define DAEMON_BASE_FAIR_EXECUTOR_H_
@@ -15,14 +15,14 @@
 
 namespace gradsync::daemon {
 
-// Each user has a queue of its own. One piece of a user's work runs at a time, so with two threads
-// a user's long work holds one of them, and the other serves the other users. Users that wait take
-// turns, one piece each.
+// Each user has a queue of its own. Of each user, one piece of work runs at a time. So with two
+// threads, one user's long work holds one thread, and the other thread serves the other users.
+// Users that wait take turns, one piece each.
 //
-// Its users bound the queues and the pieces: each session queues at most one mapping per layout,
-// the pieces of one copy per bucket, those that end one void step per layout, and one teardown.
-// Each stream between nodes queues one message, and each of their jobs one piece of launches.
-// Thread-safe. The destructor runs everything that is queued.
+// Its callers keep the queues and the pieces bounded. Each session queues at most one mapping per
+// layout, the pieces of one copy per bucket, those that end one void step per layout, and one
+// teardown. Each stream between nodes queues at most one message, and each job between nodes one
+// piece of launches. Thread-safe. The destructor runs everything that is queued.
 class FairExecutor final : public UserExecutor {
  public:
   explicit FairExecutor(int threads);
@@ -38,9 +38,9 @@ class FairExecutor final : public UserExecutor {
 
   Mutex mutex_;
   CondVar changed_;
-  // The users that have work, with what is not running yet.
+  // The users that have work, each with the work that is not running yet.
   std::map<Tenant, Queue> users_ ABSL_GUARDED_BY(mutex_);
-  // Those of them whose work waits and none runs; the first one is next.
+  // The users that have waiting work and no running work; the first one is next.
   std::deque<Tenant> turns_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // Last, so that the other members exist when they start.

@@ -1,4 +1,4 @@
-// A caller does harm: how long it must wait.
+// How long a caller that does harm must wait.
 
 #ifndef DAEMON_BASE_GROWING_PAUSE_H_
 #define DAEMON_BASE_GROWING_PAUSE_H_
@@ -8,17 +8,17 @@
 
 namespace gradsync::daemon {
 
-// The first pause lasts for kFirstNs. Each further one is twice as long as the one before, up to
-// kMostNs. After kForgivenNs without harm it begins with kFirstNs again. So a caller that does harm
-// again and again takes little of the daemon's time. A value.
+// The first pause lasts for kFirstNs. Each further pause is twice as long as the one before, up to
+// kMostNs. After kForgivenNs without harm, pauses begin with kFirstNs again. So a caller that does
+// harm again and again takes little of the daemon's time. A value.
 class GrowingPause {
  public:
   static constexpr std::uint64_t kFirstNs = 1'000'000'000;
   static constexpr std::uint64_t kMostNs = 32'000'000'000;
   static constexpr std::uint64_t kForgivenNs = 60'000'000'000;
 
-  // The caller does harm. If it has to wait already, what it did before still has effect: then it
-  // waits for at least kFirstNs from now on.
+  // Call it when the caller does harm. If the caller is already waiting, this is an effect of what
+  // it did before: then it only waits for at least kFirstNs from now on.
   void Extend(std::uint64_t now_ns) {
     if (Lasts(now_ns)) {
       until_ns_ = std::max(until_ns_, now_ns + kFirstNs);
@@ -28,11 +28,11 @@ class GrowingPause {
     until_ns_ = now_ns + length_ns_;
   }
   bool Lasts(std::uint64_t now_ns) const { return now_ns < until_ns_; }
-  // How long it still lasts; 0: it does not.
+  // How long the pause still lasts; 0: there is none.
   std::uint64_t LeftNs(std::uint64_t now_ns) const {
     return Lasts(now_ns) ? until_ns_ - now_ns : 0;
   }
-  // The next pause would be the first one.
+  // True if the next pause begins with kFirstNs.
   bool IsForgiven(std::uint64_t now_ns) const {
     return length_ns_ == 0 || now_ns >= until_ns_ + kForgivenNs;
   }

@@ -16,16 +16,17 @@
 
 namespace gradsync::daemon {
 
-// Whose lines count together: a field of the line, and its value. No field: the line is about
-// nobody.
+// Lines with the same subject count together. The subject is a field of the line, with its value.
+// No field: the line has no subject.
 struct LogSubject {
   std::string_view field;  // a constant, such as "uid"
   std::string value;
 };
 
-// Thread-compatible. Messages are constants of the program, and subjects are few. If they are not,
-// kMaxMessages bounds the memory of each field: all further messages of subjects with this field
-// share one count, until windows have ended. So many addresses leave the counts of users alone.
+// Thread-compatible. Messages are constants of the program, and subjects are few. If there are
+// many, kMaxMessages bounds the memory for each field: all further messages of subjects with this
+// field share one count, until windows have ended. So a large number of addresses does not affect
+// the counts of users.
 class LogLimiter {
  public:
   static constexpr std::size_t kMaxMessages = 1024;
@@ -36,11 +37,11 @@ class LogLimiter {
     std::uint64_t count = 0;
   };
 
-  // `clock` outlives this.
+  // `clock` outlives this object.
   LogLimiter(const Clock* clock, int limit) : clock_(clock), limit_(limit) {}
 
   // True if a line of `message` may be written now. A second begins with its first line. Each
-  // subject has lines of its own, so that nobody's lines crowd out another one's.
+  // subject has its own limit, so that one subject's lines do not crowd out another's.
   bool Allow(std::string_view message, const LogSubject& subject = {});
 
   // Returns how many lines of each message were suppressed in seconds that have ended, and forgets
@@ -59,11 +60,11 @@ class LogLimiter {
   // Of the subjects with one field.
   struct Windows {
     std::map<std::pair<std::string, std::string>, Window> by_message;  // and by subject
-    std::uint64_t dropped_ns = 0;  // when DropEnded looked for the last time
+    std::uint64_t dropped_ns = 0;                                      // when DropEnded last looked
   };
 
   static bool Ended(const Window& window, std::uint64_t now_ns);
-  // Forgets the windows that have ended, at most once in a window's time.
+  // Forgets the windows that have ended. Looks at most once in the length of a window.
   static void DropEnded(std::uint64_t now_ns, Windows* windows);
   std::vector<Suppressed> Take(bool ended_only);
 

@@ -90,7 +90,7 @@ struct LogOptions {
   const Clock* clock = nullptr;
 };
 
-// Sets where lines go. Called once, before threads log; until then lines go to stderr as text.
+// Sets where lines go. Called once, before threads log. Until then lines go to stderr as text.
 // INVALID_ARGUMENT: the file cannot be opened for appending. Then nothing changes.
 absl::Status InitLogging(const LogOptions& options);
 
@@ -101,14 +101,14 @@ void Log(LogLevel level, std::string_view message, std::initializer_list<LogFiel
 inline constexpr int kLimitedLinesPerSecond = 10;
 
 // Like Log(), for lines that clients can cause at will. After kLimitedLinesPerSecond lines of one
-// message within a second, it only counts further ones. A line with a field `uid` or `user` counts
-// for that user alone. The first line of any message after that second writes the count first:
+// message within a second, it only counts further lines. A line with a field `uid` or `user` counts
+// for that user alone. The first line of any message after that second is preceded by the count:
 //   WARNING suppressed lines message="connection refused" count=312 uid=1000
 void LogLimited(LogLevel level, std::string_view message,
                 std::initializer_list<LogField> fields = {});
 
-// The same for lines that another machine can cause, which may name any user: a line counts for its
-// field `address` alone.
+// The same for lines that another machine can cause. Such a line may name any user, so it counts
+// only for its field `address`.
 void LogLimitedByAddress(LogLevel level, std::string_view message,
                          std::initializer_list<LogField> fields);
 

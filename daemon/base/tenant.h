@@ -21,9 +21,9 @@ class PodId {
  public:
   constexpr PodId() = default;  // no pod
 
-  // Reads 32 hexadecimal digits in lower case: in groups of 8, 4, 4, 4 and 12 with one '-' or '_'
-  // between any two (an id of the API server), or in one piece (a pod that the kubelet makes from a
-  // file). Nothing for any other text, and for zero.
+  // Reads 32 hexadecimal digits in lower case: in groups of 8, 4, 4, 4 and 12 with a '-' or '_'
+  // between groups (an id of the API server), or in one piece (a pod that the kubelet makes from a
+  // file). Nullopt for any other text, and for zero.
   static std::optional<PodId> Parse(absl::string_view text);
 
   bool none() const { return high_ == 0 && low_ == 0; }

@@ -11,21 +11,21 @@
 
 namespace gradsync::daemon {
 
-// gRPC starts threads of its own when it has much to do. If the system refuses one, the work that
-// was meant for it never runs, and the connection of any user may stand still. So these are left.
+// How many threads are left to gRPC, which starts more threads when it has much to do. If the
+// system refuses it one, the work for that thread never runs, and any user's connection may hang.
 inline constexpr int kThreadsLeftToGrpc = 8;
 
-// For each thread that is started because a client or another node asks for something: if the
-// daemon may have no more threads, or only the few that gRPC may need, what was asked for fails
-// with OutOfThreads(), and the daemon goes on. Takes some 0.2 ms.
+// Starts a thread because a client or another node asks for something. Fails with OutOfThreads() if
+// the daemon may have no more threads, or only the few that gRPC may need. Then the request fails,
+// and the daemon goes on. Takes about 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 
-// For a test process without gRPC, such as a fuzzer: from now on StartThread() does not try whether
-// eight more threads could be started.
+// For a test process without gRPC, such as a fuzzer: from now on StartThread() does not check that
+// kThreadsLeftToGrpc more threads could be started.
 void LeaveNoThreadsToGrpc();
 
-// True if the daemon may start so many threads now, besides the few that gRPC may need. To know it,
-// it starts all of these for some 0.2 ms. After a refusal the answer is no for 100 ms.
+// True if the daemon may start `count` threads now, besides the few that gRPC may need. To find
+// out, starts all of them for about 0.2 ms. After a refusal the answer is false for 100 ms.
 bool CanStartThreads(int count);
 
 // RESOURCE_EXHAUSTED MEMORY: the daemon may have no more threads and processes.

@@ -1,4 +1,4 @@
-// Runs work that lasts as long as a user likes, on a thread of that user alone.
+// Runs work whose length a user decides, on a thread for that user alone.
 
 #ifndef DAEMON_BASE_THREAD_PER_USER_H_
 #define DAEMON_BASE_THREAD_PER_USER_H_
@@ -14,9 +14,9 @@
 
 namespace gradsync::daemon {
 
-// A user's thread begins with the user's first work, and ends when it has had none for a while. So
-// a user whose work never ends delays only that user's other work. FairExecutor has a fixed number
-// of threads instead: it is for work that ends.
+// A user's thread starts with the user's first work, and ends when it has had no work for a while.
+// So a user whose work never ends delays only that user's other work. FairExecutor has a fixed
+// number of threads instead: it is for work that ends.
 //
 // Thread-safe. The destructor waits for all work.
 class ThreadPerUser {
@@ -27,7 +27,7 @@ class ThreadPerUser {
   ~ThreadPerUser();
 
   // Runs `work` later, after the user's earlier work. RESOURCE_EXHAUSTED: the user has no thread
-  // now, and the daemon may start none. Then `work` never runs.
+  // now, and the daemon cannot start one. Then `work` never runs.
   absl::Status Run(const Tenant& user, std::function<void()> work);
 
  private:
@@ -41,7 +41,7 @@ class ThreadPerUser {
   const std::chrono::milliseconds idle_;
   Mutex mutex_;
   CondVar none_;  // no thread runs
-  // The users that have a thread, with what it has not begun.
+  // The users that have a thread, each with the work that the thread has not begun.
   std::map<Tenant, Queue> users_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };

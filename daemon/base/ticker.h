@@ -21,7 +21,7 @@ class Ticker {
   Ticker& operator=(const Ticker&) = delete;
 
   void Wake();
-  // Waits for a call of `tick` that is under way. No other one follows.
+  // Waits for a call of `tick` that is under way. No other call follows.
   void Stop();
 
  private:

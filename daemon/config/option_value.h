@@ -1,5 +1,5 @@
 // Reads and writes numbers, sizes and durations of flags and the config file. Reading is strict: no
-// spaces, no sign, no fraction. A duration has a unit.
+// spaces, no sign, no fraction. A duration needs a unit.
 
 #ifndef DAEMON_CONFIG_OPTION_VALUE_H_
 #define DAEMON_CONFIG_OPTION_VALUE_H_

@@ -25,7 +25,7 @@ inline constexpr std::size_t kMaxSocketPathBytes = 103;
 struct Options {
   // ---- Sockets ----
   // Unix socket for gRPC. File descriptors travel over "X-fd.sock" beside "X.sock". Not used if the
-  // service manager passes the sockets. An absolute path that ends in ".sock", of at most
+  // service manager passes the sockets. An absolute path that ends in ".sock" and has at most
   // kMaxSocketPathBytes.
   std::string socket = "/run/gradsync/gradsyncd.sock";
   // Permission bits of both sockets. By default the members of the sockets' group may train on this
@@ -33,14 +33,14 @@ struct Options {
   std::uint32_t socket_mode = 0660;
 
   // ---- Identity ----
-  // Refuse jobs without a token. Off by default, because user ids separate the jobs of a node's
+  // Refuse jobs without a token. Off by default, because user ids separate the jobs of different
   // users. Pods share user ids and need tokens.
   bool require_token = false;
   // Serve user id 65534. All users of a foreign user namespace appear under this id and cannot be
   // distinguished.
   bool allow_overflow_uid = false;
-  // Show root in any pod of Kubernetes every job and user of the node. Off by default: a pod's root
-  // is nobody on the node.
+  // Show every job and user of the node to root in any pod of Kubernetes. Off by default, because
+  // root in a pod does not administer the node.
   bool pod_root_sees_all = false;
 
   // ---- Reduction ----
@@ -55,7 +55,8 @@ struct Options {
   // stopped or swapped out.
   absl::Duration lease = absl::Seconds(30);
   // Time from a step's first MarkReady to its commit. A step that takes longer is void. A job can
-  // set its own limit. Long, because compilation and checkpoints happen inside steps.
+  // set its own limit. The default is long, because compilation and checkpoints happen inside
+  // steps.
   absl::Duration step_timeout = absl::Minutes(30);
   // Time that running steps have to finish after SIGTERM. With 5 s of teardown it fits the 30 s
   // that Kubernetes waits.
@@ -102,9 +103,9 @@ struct Options {
   // Name in every node's certificate, for a certificate that all nodes share. Empty: a certificate
   // must have the address of its node.
   std::string peer_tls_name;
-  // How nodes exchange the gradients of jobs that this daemon coordinates; the other nodes follow.
-  // The first two are also the most that an engine has on this node, whatever node coordinates the
-  // job. engine_settings.h has units and reasons.
+  // How nodes exchange the gradients of jobs that this daemon coordinates; the other nodes use the
+  // same settings. The first two are also the most that an engine may have on this node, whatever
+  // node coordinates the job. engine_settings.h has units and reasons.
   std::uint32_t engine_lanes = static_cast<std::uint32_t>(EngineSettings().lanes);
   std::uint64_t engine_chunk_bytes = EngineSettings().chunk_bytes;
   WireType engine_wire_type = EngineSettings().wire;
@@ -112,7 +113,7 @@ struct Options {
 
   // ---- GPUs ----
   // The driver and NCCL, as arguments of dlopen: names that the loader searches for, or paths.
-  // Workers open them, the daemon itself never.
+  // Only workers open them, never the daemon itself.
   std::string cuda_library = "libcuda.so.1";
   std::string nccl_library = "libnccl.so.2";
   // NVML, which shows GPU memory to a process without a CUDA context. Used for status only.
@@ -125,11 +126,12 @@ struct Options {
   absl::Duration worker_idle_limit = absl::Minutes(1);
   // When an all-reduce between GPUs begins. collective_gate.h has reasons.
   CollectiveGate gate = CollectiveGate::kAuto;
-  // True if MPS runs with -multiuser-server; a process cannot find this out. If false, the daemon
+  // True if MPS runs with -multiuser-server, which a process cannot find out. If false, the daemon
   // refuses a GPU's second user, whose contexts would hang until the first user's have ended.
   bool mps_multiuser = false;
   // Control program of MPS, a name in PATH or a path. If a trainer is lost but its process lives,
-  // the daemon uses it to keep that process off a shared GPU. Empty: it does not.
+  // the daemon uses this program to keep that process off a shared GPU. Empty: the daemon does not
+  // do so.
   std::string mps_control = "nvidia-cuda-mps-control";
 
   // ---- Log ----

@@ -13,9 +13,9 @@
 #include "cudaTypedefs.h"
 
 // Every function that workers and tools/bench use, with the version of CUDA that introduced the
-// signature used here. Open() asks the driver for the function of that version. The newest one may
-// have other parameters (cuCtxSynchronize since 13.0), and on new devices the plain symbols of some
-// functions fail (cuStreamWriteValue64).
+// signature used here. Open() asks the driver for the function of that version. The newest version
+// may have other parameters (cuCtxSynchronize since 13.0), and on new devices the plain symbols of
+// some functions fail (cuStreamWriteValue64).
 //
 // cuStreamWaitValue64 is missing on purpose: only trainers' streams wait for a word.
 #define GRADSYNC_CUDA_FUNCTIONS(FUNCTION)        \

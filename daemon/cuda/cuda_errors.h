@@ -17,9 +17,10 @@ bool EndsProcess(CUresult result);
 // `text`:
 //   UNAVAILABLE          GPU_FAULT: EndsProcess(result)
 //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY; MPS_FULL: no more clients
-//   FAILED_PRECONDITION  GPU_UNUSABLE: no device, driver, mode or permission for it
+//   FAILED_PRECONDITION  GPU_UNUSABLE: there is no device or driver, or the device, its mode or the
+//                        permissions do not allow the call
 //                        CUDA_DRIVER_TOO_OLD: the driver cannot load the kernels
-//   INTERNAL             CUDA_ERROR: anything else, a fault of this program most likely
+//   INTERNAL             CUDA_ERROR: anything else, most likely a fault of this program
 absl::Status StatusOfCuda(CUresult result, absl::string_view call, absl::string_view name,
                           absl::string_view text);
 

@@ -17,16 +17,16 @@ namespace gradsync::daemon {
 // aligned for their type. A buffer of `to` may be one of `from`; otherwise none overlaps another.
 //
 // Sums of integers wrap around. A minimum or maximum is NaN if an element is NaN, and -0 is less
-// than +0. So the result has the same bits in whatever order and parts the buffers are combined,
-// except for the sign and payload of a NaN.
+// than +0. So the bits of the result do not depend on the order or the parts in which the buffers
+// are combined, except for the sign and payload of a NaN.
 //
-// Without `from` it writes the element that changes no result: zero for a sum, the largest value
+// If `from` is empty, writes the element that changes no result: zero for a sum, the largest value
 // (Inf) for a minimum, the least for a maximum.
 //
 // Requires IsOrderFree(op, dtype). Thread-safe for buffers that are not shared.
 void CombineOrderFree(ReduceOp op, DataType dtype, absl::Span<const std::byte* const> from,
                       std::size_t count, absl::Span<std::byte* const> to);
-// The same, in place: every buffer gets the result of all. One buffer is not touched.
+// The same, in place: every buffer gets the result of all. A single buffer is not touched.
 void CombineOrderFree(ReduceOp op, DataType dtype, absl::Span<std::byte* const> buffers,
                       std::size_t count);
 

@@ -19,13 +19,13 @@
 
 namespace gradsync::daemon {
 
-// A bucket in worker-private device memory, between combine and write-back.
+// A bucket's sum in device memory of the worker, between combine and write-back.
 struct CudaStaging {
   CUdeviceptr address = 0;                  // aligned to 16 bytes
   DataType dtype = DataType::kUnspecified;  // a type that CanBeStagedAs allows for the bucket
 };
 
-// Where an average goes, and what the GPU reports of it.
+// Where an average goes, and what the GPU reports about it.
 struct CudaOutput {
   absl::Span<const CUdeviceptr> destinations;
   // Bytes from each destination to a float that becomes 1 if the step is void, else 0.
@@ -37,14 +37,14 @@ struct CudaOutput {
   CUdeviceptr void_flag = 0;
 };
 
-// Every call enqueues its launches on the stream and returns. The results are valid once the caller
+// Every call enqueues its launches on the stream and returns: the results are valid once the caller
 // has waited for the stream. Statuses are the driver's. Every call, the destructor too, needs the
 // context that was current in Load(). Not thread-safe: only the worker's issuing thread uses it.
 // Owns the loaded module.
 class CudaCombine {
  public:
-  // Loads every kernel now. Loading a kernel at its first launch can wait for a running collective,
-  // and that collective may spin until the kernel has run.
+  // Loads every kernel now. Otherwise the first launch of a kernel would load it, which can wait
+  // for a running collective, and that collective may spin until the kernel has run.
   static absl::StatusOr<std::unique_ptr<CudaCombine>> Load(const CudaDriver* driver,
                                                            CUdevice device);
   ~CudaCombine();

@@ -10,9 +10,9 @@
 
 namespace gradsync::daemon {
 
-// True if there are kernels for this pair of types: equal types, or float32 and a 16-bit type. With
-// every staging type, kernels add up the GPU's own trainers and scale the sum in float32 (in
-// float64 for float64 buckets).
+// True if there are kernels for this pair of types: equal types, or float32 and a 16-bit type.
+// Whatever the staging type is, kernels add up the gradients of the GPU's own trainers, and scale
+// the sum, in float32 (in float64 for float64 buckets).
 constexpr bool CanBeStagedAs(DataType dtype, DataType staging) {
   if (IsInteger(dtype) || IsInteger(staging)) return false;
   if (staging == dtype) return ItemSize(dtype) > 0;

@@ -9,7 +9,8 @@ namespace gradsync::daemon {
 
 // About the elements as they are written: scaled, and rounded to the bucket's type.
 struct GradientStats {
-  // NaN or Inf if an element is. Inf also if float64 elements are too large for it (1e154).
+  // NaN or Inf if an element is. Also Inf if the squares of float64 elements are too large for a
+  // double (elements from 1e154).
   double sum_of_squares = 0;
   std::uint64_t non_finite = 0;  // elements that are NaN or Inf
 };

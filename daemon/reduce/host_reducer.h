@@ -20,32 +20,35 @@ namespace gradsync::daemon {
 // Thread-safe. Owns its threads. The submitters own the operations (see Reducer).
 //
 // A small operation runs on the submitter's thread before Reduce() returns, so it may overtake
-// larger ones of its flow; of several operations, ReduceAll() runs as many as one small one may
-// cost. Another one is cut into slices. Slices begin in the order of submission within a flow. Each
-// user and each flow has a count of its reduced bytes, to which every operation adds what it costs
-// to tell the ranks. A slice that takes longer than its bytes usually do counts for more of them:
-// sums of subnormal numbers take up to eight times as long. The next slice is of the user with the
-// lowest count, and there of the flow with the lowest count. The thread that finishes the last
-// slice calls done(). So the done() of two operations of a flow may run at the same time, or in
-// reverse order.
+// larger ones of its flow. ReduceAll() runs several operations this way as long as they together
+// cost no more than one small one may.
+//
+// Every other operation is cut into slices. Within a flow, slices begin in the order of submission.
+// Each user and each flow has a count of its reduced bytes. Every operation also adds to it what it
+// costs to tell the ranks. A slice that takes longer than usual for its bytes counts for more
+// bytes: sums of subnormal numbers take up to eight times as long. The next slice comes from the
+// user with the lowest count, and among that user's flows from the one with the lowest count. The
+// thread that finishes the last slice calls done(). So the done() of two operations of a flow may
+// run at the same time, or in reverse order.
 //
 // Idle threads sleep. Reduce() allocates nothing once its queues have grown to the most operations
 // ever outstanding.
 class HostReducer final : public Reducer {
  public:
   // Operations that together read and write no more bytes than this run on the submitter's thread.
-  // At 10 GB/s and more they take no longer than the 25 microseconds in which another thread wakes
+  // At 10 GB/s or more they take at most 25 microseconds, the time in which another thread wakes
   // up.
   static constexpr std::size_t kInlineTrafficBytes = 256 * 1024;
-  // Bounds of a slice. With smaller slices, cutting costs more than it wins (64 KiB of one buffer:
-  // 5 to 16 % slower). With larger ones, another user would wait too long for a turn: 12 MiB read
-  // and written take about 0.6 ms. Two ranks' slices still are as long as Combine() prefetches for
-  // (2 MiB; without, 25 MiB take 3 % longer).
+  // Bounds of a slice. With smaller slices, cutting costs more than it gains (64 KiB of one buffer:
+  // 5 to 16 % slower). With larger ones, another user would wait too long for a turn: to read and
+  // write 12 MiB takes about 0.6 ms. For two ranks a slice is still long enough for Combine() to
+  // prefetch (2 MiB; without prefetching, 25 MiB take 3 % longer).
   static constexpr std::size_t kMinSliceBytes = std::size_t{1} << 20;     // of one buffer
   static constexpr std::size_t kMaxSliceTraffic = std::size_t{12} << 20;  // read and written
-  // ... but of many ranks each slice has as many bytes of one buffer as this.
+  // Exception: if there are many ranks, a slice still has this many bytes of one buffer.
   static constexpr std::size_t kLeastSliceBytes = std::size_t{128} << 10;
-  // Slices begin at multiples of this in a bucket, so no two threads write one pair of cache lines.
+  // Slices begin at multiples of this in a bucket, so no two threads write to the same pair of
+  // cache lines.
   static constexpr std::size_t kSliceAlignment = 128;
 
   // `threads` below 1 counts as 1. `clock` measures slices; null: MonotonicNowNs().
@@ -61,8 +64,8 @@ class HostReducer final : public Reducer {
 
   int threads() const { return static_cast<int>(threads_.size()); }
 
-  // min(4, max(1, CPUs / 8)). It counts the CPUs that affinity and cgroup leave to this process.
-  // Most stay free for the trainers, and four threads fill a socket's memory channels.
+  // min(4, max(1, CPUs / 8)). CPUs are those that affinity and cgroup leave to this process. Most
+  // CPUs stay free for the trainers, and four threads saturate the memory channels of a CPU socket.
   static int DefaultThreads();
 
  private:
@@ -104,7 +107,7 @@ class HostReducer final : public Reducer {
   void PushLocked(const Queued& queued) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Requires active_ > 0.
   Slice NextSliceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The slice has taken so long.
+  // The slice has taken `ns`.
   void RanLocked(const Slice& slice, std::uint64_t ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::uint64_t NowNs() const { return clock_ == nullptr ? MonotonicNowNs() : clock_->NowNs(); }
 
@@ -114,11 +117,11 @@ class HostReducer final : public Reducer {
   Mutex mutex_;
   CondVar work_;  // a flow is active, or stopping_
   // The first active_ flows have work, the longest active one first. The others are empty; they
-  // stay because their rings have storage. A linear search over the active ones finds a flow. They
-  // are few: one per job with a bucket in progress.
+  // stay because their rings have storage. A linear search over the active ones finds a flow. The
+  // active flows are few: one per job with a bucket in progress.
   std::vector<std::unique_ptr<Flow>> flows_ ABSL_GUARDED_BY(mutex_);
   std::size_t active_ ABSL_GUARDED_BY(mutex_) = 0;
-  UserShares users_ ABSL_GUARDED_BY(mutex_);  // a user wants turns for each active flow
+  UserShares users_ ABSL_GUARDED_BY(mutex_);  // a user wants one turn for each active flow
   std::size_t sleeping_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 

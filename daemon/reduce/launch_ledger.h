@@ -28,7 +28,7 @@ struct LaunchRecord {
   std::shared_ptr<void> owner;         // of the operation; kept alive as long as the launch
   ReduceTimes times;                   // the latest start and the latest finish of any answer
   absl::Status failure;                // the first one
-  std::optional<GradientStats> stats;  // the first ones: every participant has the same result
+  std::optional<GradientStats> stats;  // the first: every participant has the same result
   bool is_void = false;                // some participant's contribution was void
 };
 
@@ -49,8 +49,8 @@ class LaunchLedger {
  public:
   using Participant = const void*;
 
-  // Begins a launch. Each of `participants` (at least one) owes it an answer. Returns its number:
-  // 1, 2, ...
+  // Begins a launch. Each of `participants` (at least one) then owes an answer to it. Returns its
+  // number: 1, 2, ...
   std::uint64_t Begin(LaunchRecord launch, const std::vector<Participant>& participants);
 
   // Whether this participant has received the launch and has not answered it.
@@ -63,7 +63,7 @@ class LaunchLedger {
   std::optional<LaunchRecord> Answer(Participant participant, std::uint64_t number,
                                      const LaunchAnswer& answer);
 
-  // No launch is in flight.
+  // True if no launch is in flight.
   bool empty() const { return in_flight_.empty(); }
   // The owners of the launches in flight, in order.
   std::vector<std::shared_ptr<void>> Owners() const;

@@ -1,7 +1,7 @@
-// The interface that combines the ranks' copies of a bucket. The job room knows this interface
-// only. HostReducer is the implementation for host memory of this node, GpuReducer (daemon/worker)
-// the one for GPUs, NodeGroup (daemon/peer) the one between nodes. Tests hold operations back and
-// complete them in any order.
+// The interface that combines the ranks' copies of a bucket. The job room knows only this
+// interface. HostReducer implements it for host memory of this node, GpuReducer (daemon/worker) for
+// GPUs, and NodeGroup (daemon/peer) between nodes. Tests have implementations that hold operations
+// back and complete them in any order.
 
 #ifndef DAEMON_REDUCE_REDUCER_H_
 #define DAEMON_REDUCE_REDUCER_H_
@@ -39,9 +39,9 @@ using HostBuffers = absl::InlinedVector<std::byte*, 8>;
 // The reduction of host memory when every rank is on this node.
 struct HostReduction {
   HostBuffers buffers;
-  // Not 0: the one buffer holds the result of a reduction of so many buffers, whose statistics are
-  // measured again. The same loop measures them in the same slices, so that they are equal bit for
-  // bit.
+  // Not 0: nothing is reduced. The only buffer holds the result of an earlier reduction of this
+  // many buffers, and its statistics are measured again. The same loop measures in the same slices,
+  // so that the statistics are equal bit for bit.
   std::size_t measured_of = 0;
 
   // HostReducer's own, between Reduce() and done().
@@ -58,15 +58,15 @@ struct NodeReduction {
 // The reduction of memory on GPUs, of this node and of others.
 struct DeviceReduction {
   absl::InlinedVector<DeviceArena*, 8> arenas;  // rank order; the owner keeps them until done()
-  std::uint64_t layout = 0;          // identifies the layout in the daemon; never used again
-  std::uint64_t offset = 0;          // bytes from each arena's start
-  std::uint64_t verdict_offset = 0;  // of the float that takes the step's verdict
-  std::uint32_t step_buckets = 0;    // buckets of a step
-  NcclSettings nccl;                 // the job's
+  std::uint64_t layout = 0;                     // the layout's id in the daemon; never reused
+  std::uint64_t offset = 0;                     // bytes from each arena's start
+  std::uint64_t verdict_offset = 0;             // of the float that takes the step's verdict
+  std::uint32_t step_buckets = 0;               // buckets of a step
+  NcclSettings nccl;                            // the job's
 
-  // Set before done(). True if a rank's gradients never arrived; the output is undefined. For the
-  // last bucket of a step this is the verdict that the trainers' streams have seen. If that bucket
-  // has failed and this is false, they may have seen either verdict.
+  // Set before done(). True if a rank's gradients never arrived; then the output is undefined. For
+  // the last bucket of a step this is the verdict that the trainers' streams have seen. If that
+  // bucket has failed and this is false, the streams may have seen either verdict.
   bool is_void = false;
 };
 
@@ -76,8 +76,9 @@ struct NodeBroadcast {
   std::uint32_t root = 0;
 };
 
-// One bucket's reduction: the sum of the ranks' buffers, in rank order, times `scale`, is written
-// back into every buffer; or their minimum or maximum. Or a broadcast, see NodeBroadcast.
+// One bucket's reduction: the sum of the ranks' buffers, in rank order, times `scale`, or their
+// minimum or maximum, is written back into every buffer. With NodeBroadcast it is a broadcast
+// instead.
 //
 // Made once per bucket and submitted once per step; a submission allocates nothing. Not
 // thread-safe: it belongs to the submitter, and to the reducer between Reduce() and done().
@@ -101,7 +102,7 @@ struct ReduceOperation {
   // job.
   Tenant user;
   std::uint64_t flow = 0;
-  bool measure = false;  // gather `stats` on the way; false if IsOrderFree(op, dtype)
+  bool measure = false;  // also fill `stats`; false if IsOrderFree(op, dtype)
 
   // Statistics of the result, if `measure`. Valid from done() until the next submission.
   GradientStats stats;
@@ -123,14 +124,14 @@ struct ReduceOperation {
     host().buffers = buffers;
   }
 
-  // `work` when it is known to be of this kind.
+  // `work`. Requires that it is of this kind.
   HostReduction& host() { return std::get<HostReduction>(work); }
   const HostReduction& host() const { return std::get<HostReduction>(work); }
   DeviceReduction& device() { return std::get<DeviceReduction>(work); }
   const DeviceReduction& device() const { return std::get<DeviceReduction>(work); }
 };
 
-// A step on GPUs that is void while some of its operations still wait for gradients.
+// A step on GPUs that is void, although some of its operations may still wait for gradients.
 struct GivenUpStep {
   std::uint64_t layout = 0;  // DeviceReduction::layout
   std::uint64_t step = 0;
@@ -143,8 +144,8 @@ class Reducer {
   virtual ~Reducer() = default;
   // Begins the reduction. `operation` stays alive and untouched until its done() has been called.
   virtual void Reduce(ReduceOperation* operation) = 0;
-  // Begins several, which one message has caused. A reducer may bound what they cost the caller
-  // together.
+  // Begins several operations, which one message has caused. A reducer may limit the time that all
+  // of them together cost the caller.
   virtual void ReduceAll(absl::Span<ReduceOperation* const> operations) {
     for (ReduceOperation* operation : operations) Reduce(operation);
   }

@@ -25,7 +25,8 @@ class LatencyHistogram {
   double MaxUs() const;
 
  private:
-  // Each octave [2^n, 2^(n+1)) is cut into 16 equal buckets; values below 16 have one each.
+  // Each octave [2^n, 2^(n+1)) is cut into 16 equal buckets; each value below 16 has a bucket of
+  // its own.
   static constexpr int kSubBits = 4;
   static constexpr std::size_t kSubBuckets = std::size_t{1} << kSubBits;
   static constexpr std::size_t kBuckets = (42 - kSubBits + 1) * kSubBuckets;

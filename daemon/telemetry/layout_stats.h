@@ -24,7 +24,7 @@ struct StragglerSnapshot {
   std::uint32_t rank = 0;
   // Buckets for which this rank alone was the last to be ready.
   std::uint64_t times_last = 0;
-  // Sum over those buckets of the time by which this rank came after the rank before it.
+  // For those buckets: by how much this rank came after the one before it, added up.
   double behind_us_total = 0.0;
 };
 
@@ -58,8 +58,8 @@ class LayoutStats {
 
   // Records the reduction of a bucket. `ready_ns`: the time of each rank's BucketReady, in rank
   // order; 0 = the rank did not take part. `bytes`: the size of one rank's bucket. All times are of
-  // one clock. A negative interval counts as 0. Ranks beyond world_size are left out. If no rank
-  // took part, the latencies that include waiting are left out.
+  // one clock. A negative interval counts as 0. Ranks beyond world_size are ignored. If no rank
+  // took part, the latencies that include waiting are not recorded.
   void RecordBucket(absl::Span<const std::uint64_t> ready_ns, std::uint64_t start_ns,
                     std::uint64_t finish_ns, std::uint64_t bytes);
 

@@ -33,7 +33,7 @@ class StepTimeline {
   static constexpr std::size_t kMaxTimestamps = std::size_t{1} << 18;
 
   StepTimeline(std::size_t buckets, std::size_t ranks);
-  // The memory of one.
+  // The memory of one timeline.
   static std::uint64_t BytesFor(std::size_t buckets, std::size_t ranks);
   std::uint64_t bytes() const;
 
@@ -41,7 +41,7 @@ class StepTimeline {
   std::unique_ptr<StepTimeline> LastWithin(std::uint64_t bytes) const;
 
   // Replaces the oldest step by `times`; allocates nothing. Buckets and ranks beyond those given at
-  // construction are left out, missing ones are recorded as "did not happen".
+  // construction are ignored. Missing ones are recorded as "did not happen".
   void Append(const StepTimes& times);
 
   // Returns copies of the last `steps` steps, or of all steps if fewer are kept; oldest first.
