@@ -22,11 +22,12 @@
 namespace gradsync::daemon {
 
 // A removed arena is freed when no launch touches it any more. An arena that is shared by legacy
-// IPC also waits for the trainer's end: it must not be freed while the trainer has it open, and
-// nothing else shows that it is closed.
+// IPC is kept until the trainer has ended, too: it must not be freed while the trainer has it open,
+// and nothing else shows that the trainer has closed it.
 //
-// For the issuing thread alone. Owns the memory together with the launches and ready waits that use
-// it. Free...() returns the ids of the RemoveArena calls that it has carried out.
+// For the issuing thread alone. Shares ownership of the memory with the launches and ready waits
+// that use it. The Free...() methods return the ids of the RemoveArena calls that they have carried
+// out.
 class CudaArenas {
  public:
   // `context` must outlive this. The arenas are made in it.
@@ -34,19 +35,20 @@ class CudaArenas {
   CudaArenas(const CudaArenas&) = delete;
   CudaArenas& operator=(const CudaArenas&) = delete;
 
-  // Makes an arena. `descriptors`: that of its semaphores and, if it is known, its trainer's pidfd.
-  // Sets how the trainer maps it: the descriptor `exported`, or the IPC handle in `added`. Requires
-  // that the arena's number is not in use. Fails as CudaSemaphorePage::Register() and
+  // Makes an arena. `descriptors`: that of its semaphores and, if known, its trainer's pidfd.
+  // Returns what the trainer maps: the descriptor `exported`, or the IPC handle in `added`.
+  // Requires that the arena's number is not in use. Fails as CudaSemaphorePage::Register() and
   // CudaArena::Create().
   absl::Status Add(const worker::AddArena& add, std::vector<UniqueFd> descriptors,
                    worker::ArenaAdded* added, UniqueFd* exported);
   // Null: there is no such arena.
   std::shared_ptr<CudaSessionMemory> Find(std::uint64_t number) const;
-  // Returns the arena's memory, which no new launch may use. NOT_FOUND: there is no such arena.
+  // Removes the arena, and returns its memory, which no new launch may use. NOT_FOUND: there is no
+  // such arena.
   absl::StatusOr<std::shared_ptr<CudaSessionMemory>> Remove(std::uint64_t call,
                                                             std::uint64_t number);
 
-  // Some memory waits for the end of launches.
+  // True if some memory waits for the end of launches.
   bool waits_for_launches() const { return !removals_.empty(); }
   // Frees the removed memory that no launch of `launches` touches any more. Memory that a trainer
   // may have open by legacy IPC is kept for FreeOfEnded().

@@ -16,8 +16,9 @@
 
 namespace gradsync::daemon {
 
-// The worker's NcclCommunicator, from Connect to Disconnect. While there is one, all of staging is
-// registered with it; so staging is reserved through this class alone, also without a communicator.
+// The worker's NcclCommunicator, from Connect to Disconnect. While there is a communicator, all
+// staging memory is registered with it. So staging memory is reserved only through this class, even
+// if there is no communicator.
 //
 // For the issuing thread alone. Owns the communicator and aborts it in the destructor.
 class CudaCommunicator {
@@ -29,13 +30,13 @@ class CudaCommunicator {
     // Ends the process.
     std::function<void(const absl::Status& why)> fail;
   };
-  // The end of a Connect: the communicator can be used, or only be aborted.
+  // How a Connect ended. OK: the communicator can be used. Otherwise it can only be aborted.
   struct Connected {
     std::uint64_t call = 0;
     absl::Status status;
   };
 
-  // `nccl` may be null: then Connect must not be called. `nccl` and `staging` outlive this.
+  // `nccl` may be null: then Connect must not be called. `nccl` and `staging` outlive this object.
   CudaCommunicator(const NcclLibrary* nccl, CudaStagingPool* staging, Process process);
   ~CudaCommunicator();
   CudaCommunicator(const CudaCommunicator&) = delete;
@@ -47,18 +48,18 @@ class CudaCommunicator {
   bool connecting() const { return connecting_.has_value(); }
   // The communicator if it can be used, otherwise null.
   NcclCommunicator* get() const { return connecting() ? nullptr : communicator_.get(); }
-  // Bytes of the GPU that the communicator has taken; 0 without one.
+  // Bytes of the GPU that the communicator has taken; 0 if there is none.
   std::uint64_t nccl_bytes() const { return nccl_bytes_; }
 
-  // Begins to connect, on behalf of the daemon's `call`. Requires that none exists.
+  // Begins to connect, on behalf of the daemon's `call`. Requires that no communicator exists.
   absl::Status Connect(std::uint64_t call, const NcclCommunicatorOptions& options,
                        std::uint64_t limit_ns);
   // Returns the end of the Connect, or nullopt if it is still under way. DEADLINE_EXCEEDED
   // NCCL_TIMEOUT after its limit; otherwise statuses as StatusOfNccl. After an error, call Abort.
   // Requires connecting().
   std::optional<Connected> AdvanceConnecting();
-  // Forgets a Connect that is under way, and returns its call, which AdvanceConnecting never
-  // returns then. Nullopt if none is under way.
+  // Forgets the Connect that is under way, and returns its call: AdvanceConnecting will not return
+  // it. Nullopt if none is under way.
   std::optional<std::uint64_t> CancelConnecting();
   void Abort();
 
@@ -73,7 +74,7 @@ class CudaCommunicator {
     std::size_t free_before;  // bytes of the GPU
   };
 
-  // Moves staging to NCCL's allocator, once: it stays there for the next communicator too. To move
+  // Moves staging to NCCL's allocator, once. It stays there for later communicators, because moving
   // it back would need as much memory again.
   absl::Status MoveStagingToNccl();
   absl::Status RegisterStaging();

@@ -18,7 +18,7 @@ namespace gradsync::daemon {
 // before the backward pass that is still running. No stream ever waits for a trainer's word: it
 // would block a hardware queue that other streams share.
 //
-// For the issuing thread alone. Must be destroyed after everything that was made in it.
+// For the issuing thread alone. Destroy it after everything that was made in it.
 class CudaContext {
  public:
   static absl::StatusOr<std::unique_ptr<CudaContext>> Open(const CudaDriver* driver,

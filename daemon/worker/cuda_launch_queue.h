@@ -36,7 +36,7 @@ struct CudaLaunch {
   bool measure = false;
   std::size_t step_buckets = 0;
   std::size_t verdict_offset = 0;
-  bool given_up = false;  // its step was given up: it has no ranks
+  bool given_up = false;  // its step was given up, so it has no ranks
 };
 
 struct CudaLaunchResult {
@@ -50,8 +50,8 @@ struct CudaLaunchResult {
 // Runs launches in order. A launch begins when the launches before it have begun, every rank's
 // ready word shows its step, and a piece of staging is free. Until then nothing is enqueued for it:
 // this class reads the ready words on the host, so no stream of the worker ever waits for a
-// trainer. Once begun, a launch needs the host no more: the GPU writes the done words, and
-// Advance() sees it finish.
+// trainer. Once begun, a launch no longer needs the host: the GPU writes the done words, and
+// Advance() sees that the launch has finished.
 //
 // For the issuing thread alone. After one failure the queue is unusable: the worker exits, and
 // another process takes its place.
@@ -65,8 +65,8 @@ class CudaLaunchQueue {
   CudaLaunchQueue(const CudaLaunchQueue&) = delete;
   CudaLaunchQueue& operator=(const CudaLaunchQueue&) = delete;
 
-  // From now on, sums over all ranks of `communicator`, which is settled and must outlive its use.
-  // Null: over this GPU alone. Requires at_rest().
+  // From now on, launches sum over all ranks of `communicator`, which is settled and must outlive
+  // its use. Null: they sum over this GPU alone. Requires at_rest().
   void SetCommunicator(NcclCommunicator* communicator);
 
   void Submit(CudaLaunch launch);
@@ -74,7 +74,7 @@ class CudaLaunchQueue {
   // While paused, no launch begins. Launches that have begun finish.
   void SetPaused(bool paused) { paused_ = paused; }
 
-  // Takes a rank out of the launches that have not begun, which makes them void.
+  // Takes a rank out of the launches that have not begun. This makes those launches void.
   void Remove(const CudaSessionMemory* rank);
 
   // Takes all ranks out of the launches of this step that have not begun.
@@ -84,12 +84,12 @@ class CudaLaunchQueue {
   // DEADLINE_EXCEEDED GPU_TIMEOUT if a launch hangs; otherwise the driver's and NCCL's statuses.
   absl::Status Advance(std::vector<CudaLaunchResult>* finished);
 
-  // How often a launch has begun, progressed or finished, so far.
+  // How often any launch has begun, progressed or finished so far.
   std::uint64_t advances() const { return advances_; }
 
-  // No launch waits or is under way: Advance has nothing to do before the next Submit.
+  // True if no launch waits or is under way. Then Advance has nothing to do before the next Submit.
   bool idle() const { return waiting_.empty() && at_rest(); }
-  // No launch is on the GPU.
+  // True if no launch is on the GPU.
   bool at_rest() const { return under_way_.empty() && combined_.empty(); }
   bool Touches(const CudaSessionMemory* rank) const;
   // Bytes of staging that the next launch needs to begin; 0 if no launch waits.
@@ -115,17 +115,18 @@ class CudaLaunchQueue {
   absl::Status BeginNext();
   // Counts a begun bucket of its step.
   void NoteBegun(UnderWay* one);
-  // Whether the launch involves this GPU alone, and one kernel carries it out.
+  // True if the launch involves this GPU alone. Then one kernel carries it out.
   bool NeedsNoStaging(const CudaLaunch& launch) const;
   // Enqueues such a launch.
   absl::Status Average(const UnderWay& one);
-  // Enqueues any other launch in three parts. First the sum of this GPU's ranks.
+  // Any other launch is enqueued in three parts. First, the sum of this GPU's ranks.
   absl::Status Combine(const UnderWay& one);
-  // Second, the sum over the communicator, which must be settled before and after.
+  // Second, the sum over the communicator, which must be settled before the call and is settled
+  // after it.
   absl::Status AllReduce(const UnderWay& one);
   // Third, the average.
   absl::Status WriteBack(const UnderWay& one);
-  // What the launch's last kernel writes. `buffers` are its ranks'.
+  // What the launch's last kernel writes. `buffers`: those of its ranks.
   static CudaOutput OutputOf(const UnderWay& one, const std::vector<CUdeviceptr>& buffers);
   // Enqueues the done words, behind that kernel.
   absl::Status Announce(const UnderWay& one);
@@ -143,8 +144,8 @@ class CudaLaunchQueue {
   bool paused_ = false;
   std::uint64_t advances_ = 0;
   std::deque<CudaLaunch> waiting_;
-  // With a communicator: launches whose ranks' sum is enqueued, and whose write-back is not. They
-  // do not wait for each other on the host: only for NCCL, which takes one call at a time.
+  // With a communicator: launches whose first part is enqueued, and whose last part is not. On the
+  // host they wait only for NCCL, which takes one call at a time, not for each other.
   std::deque<UnderWay> combined_;
   bool summing_ = false;                         // the first of them is with NCCL
   std::deque<UnderWay> under_way_;               // in the order in which they finish

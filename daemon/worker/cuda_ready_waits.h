@@ -20,8 +20,8 @@ struct CudaReadyWait {
   CudaRanks ranks;
 };
 
-// Reads the ready words on the host, in TakeReady: nothing is enqueued on the GPU, and a wait may
-// last as long as the trainer's step. For the issuing thread alone.
+// TakeReady reads the ready words on the host. Nothing is enqueued on the GPU, and a wait may last
+// as long as the trainer's step. For the issuing thread alone.
 class CudaReadyWaits {
  public:
   void Add(CudaReadyWait wait) { waits_.push_back(std::move(wait)); }

@@ -33,14 +33,15 @@ struct CudaStagingPiece {
 };
 
 // A few pieces of equal size, which are used in turn. The offset of a piece depends only on the
-// buckets since Restart. So it is the same on every GPU: NCCL sums registered memory in NVLink's
-// switches only at equal offsets.
+// buckets since Restart, so it is the same on every GPU. Reason: NCCL sums registered memory in
+// NVLink's switches only if the offsets are equal.
 //
 // For the issuing thread alone.
 class CudaStagingPool {
  public:
-  // One each for a bucket that is being combined, one in the all-reduce and one that is being
-  // written back. The fourth covers the time until the host sees a bucket finish.
+  // One piece for a bucket that is being combined, one for a bucket in the all-reduce, and one for
+  // a bucket that is being written back. The fourth covers the time until the host sees that a
+  // bucket has finished.
   static constexpr std::size_t kPieces = 4;
 
   // How the memory is allocated and freed: by the driver, or by NCCL, so that NCCL can register it.
@@ -71,7 +72,8 @@ class CudaStagingPool {
   // True if the next piece can be taken for a bucket of `bytes`. While pieces are in use, this is
   // false for a bucket that is larger than all before it.
   bool CanTake(std::size_t bytes) const;
-  // Requires CanTake(bytes). The caller sets pieces `free` again in the order of their Take.
+  // Requires CanTake(bytes). The caller sets pieces `free` again in the order in which they were
+  // taken.
   CudaStagingPiece* Take(std::size_t bytes);
   // Places the next bucket as if it were the first. Requires that all pieces are free.
   void Restart();

@@ -34,13 +34,13 @@
 namespace gradsync::daemon {
 
 // Carries out the daemon's calls on one thread, the issuing thread, which makes every CUDA and NCCL
-// call of the process. It polls ready words and events while something is under way, and sleeps
-// otherwise.
+// call of the process. That thread polls ready words and events while something is under way, and
+// sleeps otherwise.
 //
 // Thread-safe. Ends the process at Stop, or when the GPU or NCCL fails.
 class CudaWorker {
  public:
-  // Replies go to `socket`, which must outlive this.
+  // Replies go to `socket`, which must outlive this object.
   explicit CudaWorker(const MessageSocket* socket);
   ~CudaWorker();
   CudaWorker(const CudaWorker&) = delete;
@@ -48,7 +48,7 @@ class CudaWorker {
 
   void Post(worker::Call call, std::vector<UniqueFd> descriptors);
 
-  // Stop has been carried out.
+  // True once Stop has been carried out.
   bool stopped() const { return stopped_.load(); }
 
  private:
@@ -60,7 +60,8 @@ class CudaWorker {
     std::size_t free = 0;
     std::size_t total = 0;
   };
-  // NCCL has lost a remote rank. The process ends with `why`, unless the daemon ends it before.
+  // NCCL has lost a remote rank. At `until_ns` the process ends with `why`, unless the daemon ends
+  // it before.
   struct RemoteLoss {
     absl::Status why;
     std::uint64_t until_ns;
@@ -72,25 +73,25 @@ class CudaWorker {
   std::deque<Posted> Take();
   // How long to sleep before the next look at what is under way.
   timespec Pause() const;
-  // A Connect has no reply so far.
+  // True if a Connect has no reply yet.
   bool connecting() const;
   bool idle() const;
   void Handle(Posted posted);
   // Ends the process if the GPU has failed. Under MPS, another process can make it fail. A worker
-  // with launches sees that by itself; an idle one would keep its context, and MPS accepts no new
-  // clients until the last failed one has ended. Also called after every failed call, and after
-  // calls that would not show such a failure. Requires a context; never waits.
+  // with launches notices that without this check. An idle worker would keep its context, and MPS
+  // accepts no new clients until the last failed client has ended. Also called after every failed
+  // call, and after calls that would not show such a failure. Requires a context; never waits.
   void CheckGpu() const;
   // The GPU's free and total bytes. Ends the process if the GPU has failed. The driver may take
   // minutes for this while another process pins much host memory.
   GpuBytes MemoryInfo() const;
-  // Returns `error`. If NCCL only says in it that a call of CUDA has failed, adds the GPU's free
-  // bytes: often the cause is a lack of memory.
+  // Returns `error`. If it only says that a CUDA call inside NCCL has failed, adds the GPU's free
+  // bytes: the cause is often a lack of memory.
   absl::Status WithFreeBytes(const absl::Status& error) const;
   // Advances the launches and the calls that wait for them. Ends the process if the GPU has failed.
-  // If NCCL has lost a remote rank, advances nothing more, and ends the process a little later.
+  // If NCCL has lost a remote rank, advances nothing any more, and ends the process a little later.
   void Advance();
-  // Replies to these RemoveArena calls, which have freed their memory. Ends the process if the GPU
+  // Replies to these RemoveArena calls, whose memory has been freed. Ends the process if the GPU
   // has failed.
   void ReplyToRemovals(const std::vector<std::uint64_t>& calls) const;
   void Stop(std::uint64_t call);

@@ -15,16 +15,16 @@
 
 namespace gradsync::daemon {
 
-// What an engine takes of the node's memory: the memory that the daemon shares with its process,
-// and an estimate, a little too high, of what the process has for itself. `settings` and `nodes`
+// How much of the node's memory an engine takes: the memory that the daemon shares with its
+// process, and an estimate, a little too high, of the process's own memory. `settings` and `nodes`
 // must have passed ValidateEngine().
 std::uint64_t EngineBytes(const EngineSettings& settings, std::uint32_t nodes);
 
 // Maps a file of Bytes(): a page of statistics, then the memory of each lane (lane_memory.h). Does
 // not own the file. Move-only. The engine process writes the statistics, the daemon reads them.
-// Both write to the lanes' memory, but never at once: a request of lane_socket.h hands a chunk to
-// the daemon, and the answer hands it back. The process may be broken, so the daemon trusts nothing
-// that it reads here.
+// Both write to the lanes' memory, but never at the same time: a request of lane_socket.h hands a
+// chunk to the daemon, and the answer hands it back. The process may be broken, so the daemon
+// trusts nothing that it reads here.
 class EngineMemory {
  public:
   static constexpr std::size_t kPageBytes = 4096;

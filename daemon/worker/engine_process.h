@@ -1,5 +1,5 @@
-// The engine between the nodes of a job, in a process of its own: whatever reaches it over the
-// network can end that process, and the job, but not the daemon.
+// The engine between the nodes of a job, in a process of its own. What arrives over the network can
+// end that process, and the job, but not the daemon.
 
 #ifndef DAEMON_WORKER_ENGINE_PROCESS_H_
 #define DAEMON_WORKER_ENGINE_PROCESS_H_
@@ -33,27 +33,27 @@
 
 namespace gradsync::daemon {
 
-// At which gate the lanes of an engine take their turns, and as whose.
+// The gate at which the lanes of an engine take their turns, and the user for whom they do.
 struct EngineTurns {
   TurnGate* gate = nullptr;  // outlives the engine; null: every turn begins at once
   Tenant user;
 };
 
 // The daemon's side of an engine process (EngineServer has the other). The process never sees the
-// trainers' memory. For each chunk a lane asks the daemon to gather it into the lane's shared
-// memory, and to scatter it from there, so no copy is added. Everything that the process says is
-// checked: if it breaks the protocol it is killed.
+// trainers' memory. For each chunk, a lane asks the daemon to gather it into the lane's shared
+// memory, and to scatter it from there. So there is no additional copy. Everything that the process
+// says is checked. A process that breaks the protocol is killed.
 //
 // The lanes of all engines take turns by user while they gather and scatter (TurnGate).
 //
-// Thread-safe. Has a thread for each lane, one for errors, and WorkerProcess's. Errors, besides
-// those of engine.h:
+// Thread-safe. Has a thread for each lane, one for errors, and that of the WorkerProcess. Errors,
+// besides those of engine.h:
 //   UNAVAILABLE  ENGINE_LOST: the process has ended. Field "node": this node.
 class EngineProcess final : public Engine {
  public:
-  // Starts a process and has it connect to the other nodes. Blocks for up to connect_timeout, and
-  // for kStartLimit more. `process`: the program and its environment. Errors: those of
-  // TcpEngine::Connect; ENGINE_LOST; the store's; and those of starting a process.
+  // Starts a process, which connects to the other nodes. Blocks for up to connect_timeout plus
+  // kStartLimit. `process`: the program and its environment. Errors: those of TcpEngine::Connect;
+  // ENGINE_LOST; the store's; and those of starting a process.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Connect(const EngineOptions& options,
                                                                 WorkerProcessOptions process = {},
                                                                 const EngineTurns& turns = {});
@@ -77,7 +77,7 @@ class EngineProcess final : public Engine {
   EngineProcess(const EngineOptions& options, EngineMemory memory, const EngineTurns& turns,
                 std::unique_ptr<SerialExecutor> errors);
 
-  // Starts the process and its connecting.
+  // Starts the process, and makes it begin to connect.
   absl::Status Start(WorkerProcessOptions process, int memory_fd);
   // Answers what the process asks of the store, until it has connected.
   absl::Status ServeStore();
@@ -91,7 +91,7 @@ class EngineProcess final : public Engine {
   void Answered(std::uint64_t id, absl::Status status);
   // Calls done() if the exchange is answered and no callback runs.
   void FinishIfIdle(std::uint64_t id);
-  // The engine's first error, which is `why` if there was none.
+  // The engine's first error. That is `why` if there was none before.
   absl::Status FailureLocked(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The engine has failed by itself.
   void Failed(const absl::Status& why);

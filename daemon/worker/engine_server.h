@@ -25,15 +25,15 @@
 namespace gradsync::daemon {
 
 // Carries out the daemon's calls (worker.proto). One thread calls Take(); the engine's threads do
-// the rest. It is the rendezvous store of its engine, and asks the daemon for the values.
+// the rest. This object is the rendezvous store of its engine, and gets the values from the daemon.
 //
 // Its threads may wait for the daemon without a deadline: main ends the process when the daemon has
 // ended.
 class EngineServer final : private RendezvousStore {
  public:
-  // `socket` must outlive this.
+  // `socket` must outlive this object.
   explicit EngineServer(const MessageSocket* socket) : socket_(socket) {}
-  // Must not be called while it connects.
+  // Do not destroy it while it connects.
   ~EngineServer() override;
   EngineServer(const EngineServer&) = delete;
   EngineServer& operator=(const EngineServer&) = delete;
@@ -51,7 +51,7 @@ class EngineServer final : private RendezvousStore {
   void Connect(std::uint64_t call, const TcpOptions& options);
   bool Submit(std::uint64_t call, const worker::EngineExchange& message);
   void Finished(Running* running, const absl::Status& status);
-  // Has the daemon fill or empty a chunk.
+  // Asks the daemon to fill or empty a chunk.
   void Ask(ChunkRequest request, const std::byte* sum) const;
   void Reply(std::uint64_t call, const absl::Status& status) const;
   void Tell(const worker::EngineEvent& event) const;

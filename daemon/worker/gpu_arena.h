@@ -35,18 +35,18 @@ struct GpuArenaSpec {
 
 // Thread-safe. Shared by the session, its job, and the launches that use the memory. When the last
 // reference is dropped, the worker frees the memory as soon as no launch uses it. Memory that is
-// shared by an IPC handle also waits for the end of the session's process. Until it is freed, it
-// counts against the quota.
+// shared by an IPC handle is kept until the session's process has ended, too. Until it is freed,
+// memory counts against the quota.
 class GpuArena final : public DeviceArena {
  public:
   using Created = std::function<void(absl::StatusOr<std::shared_ptr<GpuArena>>)>;
 
   // Allocates memory in the worker of `key`, and starts that worker if necessary. Calls `created`
-  // once, on a worker's thread or from within. Statuses as in gradsync.proto,
+  // once, on a worker's thread or from within Create. Statuses as in gradsync.proto,
   // RegisterLayout.device.
   static void Create(WorkerSupervisor* workers, const WorkerKey& key, const GpuArenaSpec& spec,
                      Created created);
-  // An arena of another node. That node's daemon has numbered it, and frees it.
+  // An arena on another node. That node's daemon has given it its number, and frees it.
   static std::shared_ptr<GpuArena> OfOtherNode(WorkerKey key, std::shared_ptr<WorkerPort> worker,
                                                std::uint64_t number);
   // Every DeviceArena in the daemon is a GpuArena.
@@ -64,7 +64,7 @@ class GpuArena final : public DeviceArena {
   const std::shared_ptr<WorkerPort>& worker() const { return worker_; }
   // The size that was allocated.
   std::size_t bytes() const { return bytes_; }
-  // The session's process maps the descriptor or, if fd() is -1, the legacy IPC handle.
+  // What the session's process maps: the descriptor or, if fd() is -1, the legacy IPC handle.
   int fd() const { return fd_.get(); }
   const std::string& ipc_handle() const { return ipc_handle_; }
 

@@ -15,9 +15,9 @@
 
 namespace gradsync::daemon {
 
-// Hands each operation to the launch scheduler of its job; a job's generations share one. Never
-// blocks: done() comes on a worker's thread, or from within Reduce(). A lost worker fails its
-// operations.
+// Hands each operation to the launch scheduler of its job. All generations of a job share one
+// scheduler. Never blocks: done() is called on a worker's thread, or from within Reduce(). If a
+// worker is lost, its operations fail.
 //
 // Thread-safe.
 class GpuReducer final : public Reducer {

@@ -1,4 +1,5 @@
-// The socket through which a lane of an engine process has the daemon fill and empty its chunks.
+// The socket through which a lane of an engine process asks the daemon to fill and empty its
+// chunks.
 
 #ifndef DAEMON_WORKER_LANE_SOCKET_H_
 #define DAEMON_WORKER_LANE_SOCKET_H_
@@ -21,15 +22,15 @@ struct ChunkRequest {
   std::uint64_t offset = 0;  // of the sum in the lane's memory, in bytes
 };
 
-// One end of a SOCK_SEQPACKET pair. Owns its descriptor. One thread uses it; Shutdown() may be
-// called by any. No call has a deadline: each ends when the other process ends.
+// One end of a SOCK_SEQPACKET pair. Owns its descriptor. One thread uses it; any thread may call
+// Shutdown(). No call has a deadline: each returns when the other process ends.
 class LaneSocket {
  public:
   explicit LaneSocket(UniqueFd fd) : fd_(std::move(fd)) {}
   static absl::StatusOr<std::pair<LaneSocket, LaneSocket>> Pair();
   UniqueFd Release() { return std::move(fd_); }
 
-  // In the engine process: asks, and waits for the answer. False: the daemon has ended.
+  // In the engine process: sends a request, and waits for the answer. False: the daemon has ended.
   bool Ask(const ChunkRequest& request) const;
 
   // In the daemon. Waits for a request. kEnd: the process has ended, or Shutdown() was called.

@@ -16,8 +16,8 @@
 
 namespace gradsync::daemon {
 
-// One end of a SOCK_SEQPACKET pair. Owns its descriptor. Thread-safe, since the kernel keeps
-// messages whole; but only one thread may receive.
+// One end of a SOCK_SEQPACKET pair. Owns its descriptor. Thread-safe, because the kernel keeps
+// messages whole, but only one thread may receive.
 class MessageSocket {
  public:
   // Enough for the largest launch: 1024 ranks with 10 bytes each.
@@ -32,8 +32,8 @@ class MessageSocket {
   UniqueFd Release() { return std::move(fd_); }
 
   enum class Wait : unsigned char { kYes, kNo };
-  // The caller keeps `descriptors`. UNAVAILABLE if the other end is closed; RESOURCE_EXHAUSTED,
-  // with Wait::kNo, if its queue is full; INVALID_ARGUMENT if the message is too large.
+  // The caller keeps `descriptors`. UNAVAILABLE if the other end is closed. RESOURCE_EXHAUSTED,
+  // only with Wait::kNo, if its queue is full. INVALID_ARGUMENT if the message is too large.
   absl::Status Send(const google::protobuf::MessageLite& message, absl::Span<const int> descriptors,
                     Wait wait) const;
 

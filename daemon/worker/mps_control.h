@@ -1,4 +1,4 @@
-// Calls MPS's control program, nvidia-cuda-mps-control. For the daemon; workers never call it.
+// Runs MPS's control program, nvidia-cuda-mps-control. Only the daemon does so, never a worker.
 
 #ifndef DAEMON_WORKER_MPS_CONTROL_H_
 #define DAEMON_WORKER_MPS_CONTROL_H_
@@ -19,9 +19,9 @@ struct MpsControlOptions {
   absl::Duration limit = absl::Seconds(5);
 };
 
-// Ends the process `client` as a client of MPS, for good, with MPS's "terminate_client". MPS's
-// guide requires this before a busy client is killed. Calls `lives` just before: if it returns
-// false, another process may have the same pid, and nothing is done. Blocks for `limit` at most.
+// Removes the process `client` from MPS for good, with MPS's command "terminate_client". MPS's
+// guide requires this before a busy client is killed. Calls `lives` just before. If that returns
+// false, another process may have the same pid, and nothing is done. Blocks for at most `limit`.
 //
 // NOT_FOUND: there is no such program, or no MPS server has this client; DEADLINE_EXCEEDED;
 // INTERNAL: the program failed.

@@ -23,22 +23,23 @@
 
 namespace gradsync::daemon {
 
-// Every operation is launched on every worker, in one order, even on workers without ranks in it.
-// So the communicator between the workers outlives the trainers. It is made for the first bucket
-// that needs it. It is made again, between two buckets, when a GPU is added or a worker has ended.
+// Every operation is launched on every worker, in one order, even on workers that have no rank in
+// it. So the communicator between the workers outlives the trainers. It is made for the first
+// bucket that needs it, and made again, between two buckets, when a GPU is added or a worker has
+// ended.
 //
-// With the gate, a bucket is launched between GPUs when the workers of all its ranks have reported
-// that its gradients have arrived.
+// With the gate kAllNodes, a bucket that needs several GPUs is launched when the workers of all its
+// ranks have reported that its gradients have arrived.
 //
-// Thread-safe. It makes no call with its lock held: one thread at a time calls workers and done()
-// on behalf of all others (Pump). It owns no worker, and no operation.
+// Thread-safe. Makes no call with its lock held: one thread at a time calls workers and done() for
+// all threads (Pump). Owns no worker and no operation.
 class NcclLaunchScheduler : public std::enable_shared_from_this<NcclLaunchScheduler> {
  public:
   explicit NcclLaunchScheduler(CollectiveGate gate) : gate_(gate) {}
 
   void Launch(ReduceOperation* operation);
   void GiveUp(const GivenUpStep& step);
-  // Nothing is in flight, and none of its workers is alive.
+  // True if nothing is in flight, and none of its workers is alive.
   bool HasEnded() const;
   // The gate in force: kAllNodes or kNone. Nullopt while no workers are connected.
   std::optional<CollectiveGate> gate() const;
@@ -63,7 +64,7 @@ class NcclLaunchScheduler : public std::enable_shared_from_this<NcclLaunchSchedu
   // Removes members that have ended, and adds the operation's workers.
   void EnrollLocked(const ReduceOperation& operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ConnectLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Launches go through the gate.
+  // True if launches wait for the gate.
   bool GatedLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AskLocked(const std::shared_ptr<Pending>& pending) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LaunchLocked(ReduceOperation* operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

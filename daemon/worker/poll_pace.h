@@ -1,4 +1,4 @@
-// How often to look at something that gives no notice.
+// How often to look at something that sends no notification.
 
 #ifndef DAEMON_WORKER_POLL_PACE_H_
 #define DAEMON_WORKER_POLL_PACE_H_
@@ -8,16 +8,16 @@
 
 namespace gradsync::daemon {
 
-// Pauses that grow with the wait: what comes soon is noticed soon, and a long wait costs little.
-// An event that comes after a time T is noticed about T/16 later; this delay stays between kLeastNs
+// The pauses grow with the wait: an early event is noticed early, and a long wait costs little. An
+// event that comes after a time T is noticed about T/16 later; this delay stays between kLeastNs
 // and kMostNs.
 //
 // All times are nanoseconds of CLOCK_MONOTONIC. Not thread-safe.
 class PollPace {
  public:
-  // Long enough that the looks cost little, and shorter than the time for a bucket of 1 MiB.
+  // Long enough that the looks cost little, and shorter than the reduction of a bucket of 1 MiB.
   static constexpr std::uint64_t kLeastNs = 10'000;
-  // Most of a backward pass is spent at this pace: some 10,000 looks a second.
+  // The pause for most of a backward pass: about 10,000 looks a second.
   static constexpr std::uint64_t kMostNs = 100'000;
 
   // A wait begins: for the first thing, or for the next one.

@@ -14,8 +14,8 @@ namespace gradsync::daemon {
 // fails must not keep the node busy. A worker that has run for five minutes counts as healthy
 // again.
 //
-// A worker that refuses its GPU has not failed. For a second its refusal is repeated, and no
-// process is started: this bounds the number of processes. Not thread-safe.
+// A worker that refuses its GPU has not failed. For a second, further requests get the same refusal
+// and no process is started. This bounds the number of processes. Not thread-safe.
 class RestartPolicy {
  public:
   // OK if the worker may start. Otherwise the last refusal, for a second after it, or UNAVAILABLE
@@ -25,7 +25,7 @@ class RestartPolicy {
   void Started(std::uint64_t now_ns) { started_ns_ = now_ns; }
   // The worker did not start, or ended without Stop.
   void Failed(std::uint64_t now_ns, const absl::Status& why);
-  // The worker started, but the GPU cannot be used, or not by this job.
+  // The worker started, but the GPU cannot be used, at least not by this job.
   void Refused(std::uint64_t now_ns, const absl::Status& why);
 
   std::uint32_t failures() const { return failures_; }

@@ -35,33 +35,34 @@ struct WorkerProcessOptions {
   std::string program = "/proc/self/exe";
   std::string argument = kWorkerArgument;
   std::vector<std::string> environment;  // "NAME=VALUE"; overrides this process's own
-  // For the reply to the first call, Start. Making a context takes seconds on a busy node.
+  // Time for the reply to the first call, Start. Making a context takes seconds on a busy node.
   absl::Duration start_limit = absl::Seconds(60);
   // How often a worker that has calls to reply to is pinged.
   absl::Duration ping_interval = absl::Seconds(2);
   // A worker that has calls to reply to, and sends nothing for this long, is killed. Its longest
-  // single operation, to allocate and zero a GPU's whole memory, takes about a second.
+  // single operation takes about a second: to allocate and zero the whole memory of a GPU.
   absl::Duration hang_limit = absl::Seconds(20);
   // How long a worker may take to finish its launches after Stop, before it is killed.
   absl::Duration stop_limit = absl::Seconds(5);
   // Makes the error of a process that is lost. `how` follows a subject: "was killed by signal 9".
   std::function<absl::Status(absl::string_view how)> lost;  // default: WORKER_LOST
-  // Called on the object's thread with what the process tells without a call. May be empty.
+  // Called on the object's thread with each event that the process sends without a call. May be
+  // empty.
   std::function<void(const worker::EngineEvent&)> event;
 };
 
 // Thread-safe. Owns the process, and one thread that reads its replies and watches it.
 class WorkerProcess final : public WorkerPort {
  public:
-  // Fails if no process or thread can be made; RESOURCE_EXHAUSTED if there may be no more. `ended`
-  // is called once, on this object's thread, when the process has ended without Stop: with Kill's
-  // status or the one of options.lost, after all calls have been answered. Neither `ended` nor an
+  // Fails if no process or thread can be made; RESOURCE_EXHAUSTED if a limit allows no more. If the
+  // process ends without Stop, `ended` is called once, on this object's thread, after all calls
+  // have been answered. It gets the status of Kill or of options.lost. Neither `ended` nor an
   // Answered may block for long or destroy this object.
   static absl::StatusOr<std::unique_ptr<WorkerProcess>> Start(
       WorkerProcessOptions options, std::function<void(const absl::Status&)> ended);
 
-  // Stops the process: it has stop_limit to finish its launches, then it is killed. Calls without a
-  // reply are answered CANCELLED.
+  // Stops the process, which has stop_limit to finish its launches before it is killed. Calls
+  // without a reply are answered CANCELLED.
   ~WorkerProcess() override;
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
@@ -75,7 +76,7 @@ class WorkerProcess final : public WorkerPort {
   // Kills the process, then waits until `ended` has returned. Call it once, and not from a
   // callback.
   void End(const absl::Status& why);
-  // Does what the destructor does, but leaves an object that answers calls. Not from a callback.
+  // Does what the destructor does, but the object still answers calls. Not from a callback.
   void Stop();
 
   pid_t pid() const { return pid_; }

@@ -28,7 +28,7 @@
 namespace gradsync::daemon {
 
 struct WorkerSupervisorOptions {
-  // As cuda_library: this daemon uses no GPUs.
+  // The value of cuda_library if this daemon uses no GPUs.
   static constexpr char kNoGpus[] = "none";
 
   WorkerProcessOptions process;
@@ -39,15 +39,16 @@ struct WorkerSupervisorOptions {
   // True: MPS, if it is on, serves several users at a time. False: a GPU that is shared through MPS
   // refuses trainers of any user but the daemon's.
   bool mps_multiuser = false;
-  // A bucket that is on a GPU for this long hangs: all ranks of all nodes were ready when it began.
+  // A bucket that is on a GPU for this long counts as hung: all ranks of all nodes were ready when
+  // it began.
   absl::Duration operation_limit = absl::Minutes(2);
   // How long a worker without an arena is kept for the next trainers.
   std::uint64_t idle_limit_ns = 60'000'000'000;
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
-  // show it. A worker that does not answer is killed after process.hang_limit.
+  // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers may be starting at a time. Only layouts on GPUs that do not exist exceed this:
-  // a node has at most 56 MIG instances (7 each on 8 GPUs).
+  // How many workers may be starting at a time. Only requests for GPUs that do not exist can exceed
+  // this: a node has at most 56 MIG instances (7 on each of 8 GPUs).
   std::size_t max_starting = 64;
 };
 
@@ -79,20 +80,21 @@ struct WorkerStatus {
 };
 
 // Starts a worker when it is first asked for, and keeps it until nobody has used it for
-// idle_limit_ns. So a job's next trainers can use it, with its communicator, which takes long to
-// make. A worker that has ended is started again when it is next asked for, as RestartPolicy
+// idle_limit_ns. So a job's next trainers can use the worker and its communicator, which takes long
+// to make. A worker that has ended is started again when it is next asked for, as RestartPolicy
 // allows.
 //
-// Thread-safe. Calls callbacks on the workers' threads or from within Ensure. The destructor stops
-// every worker; no callback comes after it.
+// Thread-safe. Callbacks are called on the workers' threads or from within Ensure. The destructor
+// stops every worker, and no callback comes after it.
 class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
  public:
   // The receiver may drop its reference to the process on any thread.
   using Ready = std::function<void(absl::StatusOr<std::shared_ptr<WorkerProcess>>)>;
   using Lost = std::function<void(const WorkerKey&, const absl::Status&)>;
 
-  // `lost` is called for every worker that ends by itself after it was ready. `executor` destroys
-  // the processes, which waits for their end; it must outlive them and this.
+  // `lost` is called for every worker that ends by itself after it was ready. `executor` runs the
+  // destructors of processes, which wait for the processes' end. It must outlive the processes and
+  // this object.
   static std::shared_ptr<WorkerSupervisor> Make(WorkerSupervisorOptions options, Lost lost,
                                                 const Clock* clock, Executor* executor);
   ~WorkerSupervisor();
@@ -104,7 +106,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // WORKER_LOST; WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING for max_starting.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
-  // Stops workers that have been idle for too long, and has the others check their GPUs. True if
+  // Stops workers that have been idle for too long, and makes the others check their GPUs. True if
   // any worker is left.
   bool Tick();
 
@@ -115,7 +117,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // Starts a worker that looks for the driver, NCCL and GPUs of this node, then ends. Call it once.
   // `found` is not called if Shutdown comes first.
   void Probe(std::function<void(absl::StatusOr<worker::Started>)> found);
-  // The result of Probe; UNAVAILABLE until it is there.
+  // The result of Probe; UNAVAILABLE until there is one.
   absl::StatusOr<worker::Started> Found() const;
 
   // Describes all workers. With `patience`, asks them for their memory and waits at most that long.
@@ -128,12 +130,12 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     std::uint64_t incarnation = 0;           // of the process; a late callback has an older one
     bool open = false;                       // Start has been replied to
     worker::Started started;
-    // They wait for the reply to Start. If a process is ending, they wait for its end and the next
-    // one.
+    // Callers that wait for the reply to Start. If a process is ending, they wait for its end and
+    // for the next process.
     std::vector<Ready> waiting;
     RestartPolicy policy;
     std::uint32_t restarts = 0;
-    std::uint64_t idle_since_ns = 0;  // 0: somebody uses its process, or waits for it
+    std::uint64_t idle_since_ns = 0;  // 0: the process is in use, or awaited
     std::uint64_t checked_ns = 0;     // when it opened its GPU or was last asked about it
   };
 
@@ -148,13 +150,13 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
   void OnEnded(const WorkerKey& key, std::uint64_t incarnation, const absl::Status& why);
-  // Has the worker check its GPU, and its memory if `memory`. If the GPU has failed, the worker
-  // ends. `answered` comes on the worker's thread, or from within. Keeps no reference to the
-  // process: with one, it would not count as idle.
+  // Makes the worker check its GPU and, with `memory`, report its memory. If the GPU has failed,
+  // the worker ends. `answered` is called on the worker's thread, or from within. Keeps no
+  // reference to the process, because with one the process would not count as idle.
   static void PingLocked(Worker* worker, bool memory, WorkerPort::Answered answered);
   void KeepFound(const absl::StatusOr<worker::Started>& found);
   void AskMemory(absl::Duration patience);
-  // Null if the worker has another incarnation by now.
+  // Null if the worker has another incarnation now.
   Worker* FindLocked(const WorkerKey& key, std::uint64_t incarnation)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Called around a callback on a worker's thread. False after Shutdown: then skip the callback.
@@ -163,7 +165,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void DropProbe();
   // Stops a worker that has left the table, and answers those that wait for it.
   void GiveUp(Worker* worker);
-  // Has the executor destroy the process, since its own thread may hold the last reference.
+  // Makes the executor destroy the process, because the process object's own thread may hold the
+  // last reference.
   std::shared_ptr<WorkerProcess> Share(std::unique_ptr<WorkerProcess> process) const;
 
   const WorkerSupervisorOptions options_;
