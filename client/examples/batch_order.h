@@ -1,5 +1,5 @@
-// Which samples make up which batch: the same answer in every process, so no rank has to tell
-// another.
+// Which samples make up which batch. The answer is the same in every process, so no rank has to
+// tell another.
 
 #ifndef CLIENT_EXAMPLES_BATCH_ORDER_H_
 #define CLIENT_EXAMPLES_BATCH_ORDER_H_
@@ -16,7 +16,7 @@ namespace gradsync::examples {
 // end are left out. Not thread-safe.
 class BatchOrder {
  public:
-  // `samples` outlives this. 0 < global_batch <= samples.size().
+  // `samples` outlives this object. 0 < global_batch <= samples.size().
   BatchOrder(const Samples& samples, std::size_t global_batch, std::uint64_t seed);
 
   // Part `shard` of the `shards` equal parts of the batch of step 1, 2, ...; global_batch is a

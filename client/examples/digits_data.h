@@ -34,7 +34,7 @@ struct Digits {
 // Reads a CSV file, gzip-compressed or plain, of 64 pixels (0-16) and the label (0-9) a line.
 //   NOT_FOUND         no such file.
 //   INVALID_ARGUMENT  a line has another format, and the error names it; or there are too few lines
-//                     to hold any out.
+//                     for a test set.
 absl::StatusOr<Digits> LoadDigits(const std::string& path);
 
 // The same from text in memory; `source` names it in errors.

@@ -1,7 +1,6 @@
 // A multi-layer perceptron for the example: plain loops whose summation order never changes, so
-// that the same inputs give the same bits in every process. Results do not depend on how wide the
-// compiler makes its vectors either (no -ffast-math, no contraction into fused multiply-adds: see
-// BUILD.bazel).
+// that the same inputs give the same bits in every process. Results do not depend on the compiler's
+// vector width either (no -ffast-math, no contraction into fused multiply-adds: see BUILD.bazel).
 
 #ifndef CLIENT_EXAMPLES_MLP_H_
 #define CLIENT_EXAMPLES_MLP_H_
@@ -18,8 +17,8 @@
 namespace gradsync::examples {
 
 // Fully connected layers with y = x / sqrt(1 + x^2) between them; softmax and cross-entropy at the
-// end. The unit is smooth, so that a difference in rounding stays small: at the kink of a rectifier
-// it could switch a unit off. Not thread-safe.
+// end. This activation function is smooth, so that a difference in rounding stays small. At the
+// kink of a ReLU it could switch a unit off. Not thread-safe.
 class Mlp {
  public:
   // One layer's weights and, as the last row, its biases. In the order of the forward pass: fc1,
@@ -30,7 +29,7 @@ class Mlp {
     absl::Span<float> values;          // owned by the model
   };
 
-  // `widths`: units per layer, from the inputs to the outputs. Initial weights follow from `seed`
+  // `widths`: units per layer, from the inputs to the outputs. Initial weights depend on `seed`
   // alone.
   Mlp(std::vector<std::size_t> widths, std::uint64_t seed);
   Mlp(const Mlp&) = delete;
@@ -48,7 +47,7 @@ class Mlp {
   // write, while earlier layers are still to come.
   void Backward(absl::Span<float* const> gradients,
                 const std::function<void(std::size_t parameter)>& written);
-  // Forward pass; returns how many of the samples get their label.
+  // Forward pass; returns for how many samples the model finds the label.
   std::size_t CountCorrect(const Samples& samples);
 
  private:
@@ -68,7 +67,7 @@ class Mlp {
   std::vector<Layer> layers_;
   // The last batch, and scratch memory that is kept from step to step.
   Samples batch_;
-  std::vector<float> delta_;  // loss by the current layer's outputs before the unit
+  std::vector<float> delta_;  // d loss / d pre-activation of the current layer
   std::vector<float> next_delta_;
   std::vector<float> transposed_;
 };

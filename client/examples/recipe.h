@@ -1,5 +1,5 @@
-// What the example trains and how. Another number here changes the result, but the trainers and the
-// references still agree.
+// What the example trains, and how. If a number here changes, the result changes, but the trainers
+// and the references still agree.
 
 #ifndef CLIENT_EXAMPLES_RECIPE_H_
 #define CLIENT_EXAMPLES_RECIPE_H_
@@ -15,8 +15,8 @@ namespace gradsync::examples {
 struct Recipe {
   std::vector<std::size_t> widths = {kPixels, 384, 384, 384, 192, kClasses};  // 396,490 parameters
   std::size_t largest_batch = 128;  // samples per step, over all ranks
-  std::uint64_t steps = 240;        // some 22 passes over the training samples
-  float learning_rate = 0.05f;      // of the first step; falls to zero along a line
+  std::uint64_t steps = 240;        // about 22 passes over the training samples
+  float learning_rate = 0.05f;      // of the first step; falls linearly to zero
   float momentum = 0.9f;
   std::uint64_t seed = 7;
 

@@ -13,10 +13,10 @@ namespace gradsync::examples {
 
 // Trains `model`, freshly made by the recipe, on the batches that `ranks` trainers would share.
 // Each batch is cut into `shards` equal parts (a divisor of the global batch). The parts' gradients
-// are added as the daemons of `nodes` nodes (a divisor of shards) do it: on each node in order,
-// ((g0 + g1) + g2) + ..., then those sums in the nodes' order. The sum is multiplied by
-// float(1 / shards). With shards = ranks the result has the bits of the trainers'. With shards = 1
-// the whole batch is computed at once, which rounds differently.
+// are added in the order in which the daemons of `nodes` nodes (a divisor of shards) add them:
+// first on each node, ((g0 + g1) + g2) + ..., then those sums in the nodes' order. The sum is
+// multiplied by float(1 / shards). With shards = ranks the result is bitwise equal to the
+// trainers'. With shards = 1 the whole batch is computed at once, which rounds differently.
 void TrainReference(const Digits& digits, const Recipe& recipe, std::size_t ranks,
                     std::size_t shards, std::size_t nodes, Mlp* model);
 

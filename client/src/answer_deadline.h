@@ -1,4 +1,4 @@
-// How long a call waits for what the daemon says.
+// How long a call waits for the daemon's answer.
 
 #ifndef CLIENT_SRC_ANSWER_DEADLINE_H_
 #define CLIENT_SRC_ANSWER_DEADLINE_H_
@@ -11,14 +11,14 @@
 
 namespace gradsync::client {
 
-// The deadline for an answer about a call with this time-out. The daemon itself reports a time-out.
-// If it says nothing for 2 s more, it does not answer at all.
+// The deadline for the answer to a call with this time-out. Normally the daemon itself reports that
+// the time-out has passed. If it says nothing within 2 s more, it does not answer at all.
 inline absl::Time AnswerDeadline(absl::Duration timeout) {
   return absl::Now() + std::max(timeout, absl::ZeroDuration()) + absl::Seconds(2);
 }
 
-// How long to wait on the stream for the reason why the side socket has given no descriptors. A
-// nonce ends with its session or its agreement, and that end may arrive later on the stream.
+// How long to wait until the stream tells why the side socket gave no descriptors. A nonce becomes
+// invalid when its session or agreement ends, and the stream may tell of that end later.
 inline absl::Duration PatienceForReason(const absl::Status& no_descriptors) {
   const bool nonce_ended = absl::IsNotFound(no_descriptors) || absl::IsUnavailable(no_descriptors);
   return nonce_ended ? absl::Seconds(5) : absl::ZeroDuration();

@@ -1,7 +1,8 @@
-// The structs of the C API and what they become in the C++ API.
+// Converts between the structs of the C API and those of the C++ API.
 //
 // A struct that begins with `struct_size` may come from a program with an older or a newer header
-// (gradsync/gradsync.h, "Compatibility"). So it is copied in and out, and never read in place.
+// (gradsync/gradsync.h, "Compatibility"). So such a struct is copied in and out, and never read in
+// place.
 
 #ifndef CLIENT_SRC_C_STRUCTS_H_
 #define CLIENT_SRC_C_STRUCTS_H_
@@ -34,7 +35,7 @@ absl::Duration DurationOf(std::int64_t ns);
 template <typename Enum>
 Enum EnumOr(std::int32_t value, Enum preferred) {
   if (value == 0) return preferred;
-  // No enumeration has 255, so the C++ API refuses it.
+  // No enumeration has the value 255, so the C++ API refuses it.
   return static_cast<Enum>(value > 0 && value < 255 ? value : 255);
 }
 
@@ -86,7 +87,7 @@ void Destroy(Struct* inout) {
 // Below, `header` is the copy of the caller's struct `out` that Read made.
 
 absl::StatusOr<SessionOptions> ReadOptions(const gradsync_session_options_t* options);
-// What is set in `header`, for _from_environment().
+// The options that are set in `header`, for _from_environment().
 GivenOptions GivenIn(const gradsync_session_options_t& header);
 void WriteOptions(SessionOptions options, gradsync_session_options_t header,
                   gradsync_session_options_t* out);
@@ -94,7 +95,7 @@ void DestroyOptions(gradsync_session_options_t* options);
 
 absl::StatusOr<LayoutSpec> ReadSpec(const gradsync_layout_spec_t* in);
 
-// A spec that a program can register; what it points to lives as long as the object.
+// A spec that a program can register. What the C struct points to lives as long as this object.
 class SpecStorage {
  public:
   explicit SpecStorage(LayoutSpec spec);
@@ -112,7 +113,7 @@ class SpecStorage {
 // INVALID_ARGUMENT MALFORMED: an item has no name.
 absl::StatusOr<std::vector<StateItem>> ReadItems(const gradsync_state_item_t* items,
                                                  std::size_t count);
-// The functions of `in`, which are called as it says.
+// A TrainerState that calls the functions of `in`.
 absl::StatusOr<std::shared_ptr<TrainerState>> ReadReader(const gradsync_state_reader_t* in);
 
 void WriteResult(StepResult result, gradsync_step_result_t header, gradsync_step_result_t* out);

@@ -51,8 +51,8 @@ struct SessionCounters {
 // Passes every message of the daemon to its receiver: a registration, a layout's steps, the job's
 // channel, or a transfer of the model's state.
 //
-// Thread-safe. Owned by the Session, by each of its layouts, and by the stream's thread until the
-// stream ends. The Session closes it.
+// Thread-safe. The Session, each of its layouts, and the stream's thread until the stream ends
+// share ownership. The Session closes it.
 //
 // Lock order: a StepClient's, the JobChannel's, the StateReader's or the StateFetch's lock, then
 // the stream's. This class's lock, then a LayoutRegistration's. No StepClient's or JobChannel's
@@ -72,7 +72,7 @@ class Connection final : public StreamReceiver,
   const SessionOptions& options() const { return options_; }
   std::uint64_t incarnation() const { return incarnation_; }
   std::uint64_t generation() const { return generation_; }
-  // The session takes the place of a lost one.
+  // True if the session takes the place of a lost one.
   bool replacement() const { return replacement_; }
   // Zero: no lease.
   absl::Duration lease() const { return lease_; }
@@ -95,21 +95,23 @@ class Connection final : public StreamReceiver,
   absl::Status End() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the session's end. OK: it has not ended within `timeout`.
   absl::Status AwaitEnd(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // After Leave or Finish, `call`: waits until the daemon ends the session.
+  // Waits, after Leave or Finish, until the daemon ends the session. `call`: which of the two it
+  // was.
   absl::Status AwaitGoodEnd(absl::string_view call) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // True once the session has ended; it becomes true before any call returns the error.
+  // True once the session has ended. It becomes true before any call returns why.
   bool HasEnded() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Leaves the job: this rank takes part in nothing any more. FAILED_PRECONDITION while a step is
-  // open; then nothing changes.
+  // Leaves the job: this rank takes part in nothing more. FAILED_PRECONDITION while a step is open;
+  // then nothing changes.
   absl::Status BeginLeave(absl::string_view call) ABSL_LOCKS_EXCLUDED(mutex_);
   // Every rank has left and this one stayed: it takes part again.
   void EndLeave() { left_.store(false); }
   bool left() const { return left_.load(); }
-  // A replacement that does not have the state of the model yet: it may begin no step.
+  // True if this is a replacement that does not have the state of the model yet: it may begin no
+  // step.
   bool loading() const { return state_fetch_.loading(); }
 
-  // Passes the answers of a RegisterLayout to `registration` until Withdraw. Returns its
+  // Passes the answers to a RegisterLayout to `registration` until Withdraw. Returns its
   // request_id.
   std::uint64_t Announce(LayoutRegistration* registration) ABSL_LOCKS_EXCLUDED(mutex_);
   void Withdraw(std::uint64_t request_id) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -117,11 +119,11 @@ class Connection final : public StreamReceiver,
   void Attach(std::uint32_t channel, const std::shared_ptr<StepClient>& steps)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Returns the daemon's newest notice that this rank waits for others, once; "" if there is none,
+  // Returns, once, the daemon's newest notice that this rank waits for others. "" if there is none,
   // or if the daemon has answered since.
   std::string TakeNotice() ABSL_LOCKS_EXCLUDED(notice_mutex_);
 
-  // Ends the session, unless it has ended, and the stream. Takes at most 5 s.
+  // Ends the session, unless it has already ended, and the stream. Takes at most 5 s.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // StreamReceiver:
@@ -140,8 +142,8 @@ class Connection final : public StreamReceiver,
   bool OnStateMessage(const v1::SessionResponse& message);
   void OnFailed(const v1::OperationFailed& failed) ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<StepClient> StepsOf(std::uint32_t channel) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The first end counts. Releases every wait. Tells the layouts first, then End() and the
-  // registrations: so a trainer whose registration fails gets the same error from the steps of
+  // The first call counts. Releases every wait. Tells the layouts first, then End() and the
+  // registrations. So a trainer whose registration fails gets the same error from the steps of
   // every layout.
   void SetEnd(absl::Status end) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -169,7 +171,7 @@ class Connection final : public StreamReceiver,
 
   mutable absl::Mutex mutex_;
   bool opened_ ABSL_GUARDED_BY(mutex_) = false;
-  // Why the session ends. Layouts get it first, through ending_; all others get the same value
+  // Why the session ends. Layouts get this first, through ending_. All others get the same value
   // afterwards, through end_.
   absl::Status ending_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
@@ -177,7 +179,7 @@ class Connection final : public StreamReceiver,
   std::map<std::uint64_t, LayoutRegistration*> registrations_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint32_t, std::weak_ptr<StepClient>> steps_ ABSL_GUARDED_BY(mutex_);
 
-  // Held for a copy, and no other lock is taken under it.
+  // Held only while a text is copied. No other lock is taken under it.
   absl::Mutex notice_mutex_;
   std::string notice_ ABSL_GUARDED_BY(notice_mutex_);
 };

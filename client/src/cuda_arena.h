@@ -15,7 +15,7 @@
 namespace gradsync::client {
 
 // One mapping. Immutable, so thread-safe. The destructor waits until no stream of the context can
-// touch the memory, and unmaps it; in a forked child it does nothing.
+// touch the memory, and unmaps the memory. In a forked child it does nothing.
 class CudaArena {
  public:
   // Maps the cuMemCreate allocation of `bytes` bytes behind `descriptor`. The caller still owns the

@@ -1,4 +1,4 @@
-// The primary context of a layout's GPU, in which frameworks work.
+// The primary context of a layout's GPU, which is the context that frameworks use.
 
 #ifndef CLIENT_SRC_CUDA_CONTEXT_H_
 #define CLIENT_SRC_CUDA_CONTEXT_H_
@@ -14,8 +14,8 @@
 
 namespace gradsync::client {
 
-// Retains the primary context, which it creates if the trainer has not. Thread-safe. The destructor
-// releases it; in a forked child it does nothing.
+// Retains the primary context, and creates it if the trainer has not done so. Thread-safe. The
+// destructor releases the context. In a forked child it does nothing.
 class CudaContext {
  public:
   // `uuid`: a GPU or a MIG instance, as nvidia-smi -L prints it.
@@ -30,7 +30,7 @@ class CudaContext {
   const CudaDriver& driver() const { return driver_; }
   CUdevice device() const { return device_; }
 
-  // Makes the context current on this thread; the destructor restores the one before.
+  // Makes the context current on this thread. The destructor restores the previous one.
   class Scope {
    public:
     explicit Scope(const CudaContext& context);

@@ -18,9 +18,10 @@ class Connection;
 std::int64_t MonotonicNs();
 
 // Belongs to one wait, which calls Look after every slice of its time. A running daemon sends a
-// LeaseQuestion when it has heard nothing for a third of the lease. So the daemon is silent if
-// nothing arrives for two leases, counted from the start of the wait and from the last message sent
-// to it. Time in which this process itself was stopped does not count. Thread-compatible.
+// LeaseQuestion when it has heard nothing for a third of the lease. So the daemon counts as silent
+// if nothing arrives for two leases. They count from the start of the wait, and anew from the last
+// message sent to the daemon. Time in which this process itself was stopped does not count.
+// Thread-compatible.
 class DaemonSilence {
  public:
   explicit DaemonSilence(const Connection& connection);
@@ -29,7 +30,7 @@ class DaemonSilence {
   absl::Duration slice() const { return slice_; }
   // True if the daemon is silent.
   bool Look();
-  // Says in an error's message for how long nothing arrived.
+  // For an error's message: for how long nothing arrived.
   std::string Description() const;
 
  private:

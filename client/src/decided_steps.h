@@ -25,8 +25,8 @@ struct StepVerdict {
   StepResult result;
 };
 
-// The status of a void step is the one in the message. If the daemon does not say why the step is
-// void, the status is OK, and the caller sets another one.
+// The status of a void step is that of the message. If the message does not say why the step is
+// void, the status is OK, and the caller must set another one.
 StepVerdict DecodeVerdict(const v1::StepDone& done, std::size_t parameters);
 
 // EndStep.used_map: one bit per parameter; empty when every parameter is used.
@@ -50,7 +50,7 @@ class DecidedSteps {
   void SkipTo(std::uint64_t step);
 
  private:
-  // While this rank has not waited for a step, others may abandon the ones after it.
+  // While this rank has not waited for a step, other ranks may abandon the steps after it.
   static constexpr std::size_t kKept = 8;
 
   const std::size_t outstanding_;

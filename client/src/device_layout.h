@@ -23,9 +23,9 @@ absl::StatusOr<std::shared_ptr<CudaContext>> OpenDevice(const std::string& uuid)
 // True if this process shares the GPU through MPS.
 bool SharesThroughMps(const CudaContext& context);
 
-// A layout's memory, as mapped by this process.
+// A layout's memory, mapped by this process.
 struct LayoutMemory {
-  // The arena's first byte, on a GPU the address there. The last reference unmaps it.
+  // The arena's first byte; on a GPU, its device address. The last reference unmaps the arena.
   std::shared_ptr<std::byte> arena;
   std::unique_ptr<StreamHandoff> handoff;  // null in host memory
 };

@@ -19,8 +19,8 @@
 
 namespace gradsync::client {
 
-// Puts each bucket's hand-off on the trainer's streams: after the StepClient has admitted the call,
-// and before it sends the message to the daemon.
+// Puts each bucket's hand-off on the trainer's streams after the StepClient has admitted the call,
+// and before the StepClient sends the message to the daemon.
 //
 // Thread-safe. Owned by the Layout. Statuses: those of Layout.
 class DeviceSteps {
@@ -35,15 +35,16 @@ class DeviceSteps {
   absl::Status WaitOnStream(std::uint64_t step, std::optional<std::size_t> bucket,
                             CudaStream stream) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Releases the trainer's parked streams and the GPU. Called on a thread of the trainer when the
+  // Releases the trainer's waiting streams and the GPU. Called on a thread of the trainer when the
   // layout is destroyed; no other call follows.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   const std::shared_ptr<StepClient> steps_;
 
-  // Held over the driver's calls, which may block behind a parked stream until the session's thread
-  // releases it. That thread never takes this lock. Taken before the StepClient's.
+  // Held during calls of the driver. Such a call may block behind a stream that waits, until the
+  // session's thread releases the stream. That thread never takes this lock. This lock is taken
+  // before the StepClient's.
   absl::Mutex mutex_;
   std::unique_ptr<StreamHandoff> handoff_ ABSL_GUARDED_BY(mutex_);  // null after Close
 };

@@ -11,7 +11,7 @@
 
 namespace gradsync::client {
 
-// kSilent: the daemon is silent; WaitDone does not look for that.
+// kSilent: the daemon is silent. WaitDone itself never returns it.
 enum class DoneWait { kReached, kPoisoned, kTimedOut, kSilent };
 
 // The threads that sleep in WaitDone on any word of one layout.
@@ -19,8 +19,8 @@ using DoneSleepers = std::atomic<std::uint32_t>;
 
 // Blocks until `word` releases a wait for `step`, or until `timeout` expires. Loads the word with
 // acquire, so everything stored before it is visible. The release says nothing about the verdict.
-// The daemon wakes kDoneWakes waiters at most. If `sleepers` counts more, a wait that was released
-// wakes others. Null: there are never more.
+// The daemon wakes at most kDoneWakes waiters. If `sleepers` counts more, a released wait wakes
+// others. Null: there are never more.
 DoneWait WaitDone(const std::atomic<std::uint64_t>& word, std::uint64_t step,
                   absl::Duration timeout, DoneSleepers* sleepers = nullptr);
 

@@ -18,8 +18,8 @@
 
 namespace gradsync::client {
 
-// One word per bucket, in memory that the daemon created. The daemon or, on a GPU, a worker writes
-// the words until the session ends; from then on this object writes poison.
+// One word per bucket, in memory that the daemon created. Until the session ends, the daemon or, on
+// a GPU, a worker writes the words. From then on this object writes poison.
 //
 // Thread-safe; only Poison and EndPoison take a lock. Owned by the StepClient. It shares the
 // mapping with the StreamHandoff.
@@ -32,16 +32,17 @@ class DoneWords {
   // daemon is silent.
   DoneWait Await(std::size_t bucket, std::uint64_t step, absl::Time deadline,
                  DaemonSilence* silence) const;
-  // True if nobody has to wait for the bucket in `step`.
+  // True if a wait for the bucket in `step` would return at once.
   bool Released(std::size_t bucket, std::uint64_t step) const;
   // The last void step; 0: none. The daemon stores it before that step's done words.
   std::uint64_t LastVoid() const;
 
-  // Releases every wait. Call it only when the daemon writes nothing more, or this rank wants none
-  // of it. Writes the words before it takes a lock. On a GPU, then keeps them poisoned until
-  // EndPoison, whatever a GPU still writes to them. `step`: the step to mark.
+  // Releases every wait. Call it only when the daemon writes nothing more, or when this rank no
+  // longer cares what the daemon writes. Writes the words before it takes a lock. On a GPU, then
+  // keeps them poisoned until EndPoison, even if the GPU still writes to them. `step`: the step to
+  // mark.
   void Poison(std::uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
-  // No stream waits any more: from here on nothing is kept poisoned.
+  // Call it when no stream waits any more. From then on nothing is kept poisoned.
   void EndPoison() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

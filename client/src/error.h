@@ -17,7 +17,7 @@ class Status;
 
 namespace gradsync::client {
 
-// What an error is about. Each field is set if it applies.
+// What an error is about. A field is set only if it applies.
 struct ErrorFields {
   std::string job;
   std::optional<std::uint32_t> rank;

@@ -20,7 +20,7 @@ std::string FdSocketPath(absl::string_view socket);
 
 // Fetches exactly `count` descriptors, close-on-exec, from a running daemon. Statuses: those of
 // ConnectUnixSocket, and the daemon's own.
-//   UNAVAILABLE  DAEMON_LOST: it does not answer, or was lost.
+//   UNAVAILABLE  DAEMON_LOST: the daemon does not answer, or was lost.
 //   INTERNAL     PROTOCOL_VIOLATION: the answer breaks the contract.
 absl::StatusOr<std::vector<FileDescriptor>> FetchDescriptors(const std::string& path,
                                                              absl::string_view nonce,

@@ -1,9 +1,9 @@
-// Keeps a trainer's forked children away from its session. A child inherits the session's socket;
-// if the socket stayed open there, the trainer's death would not end the stream. A child also
-// inherits gRPC's locks without gRPC's threads, so no code of a session may run there.
+// Keeps a trainer's forked children away from its session. A child inherits the session's socket.
+// If the socket stayed open in the child, the trainer's death would not end the stream. A child
+// also inherits gRPC's locks without gRPC's threads, so no code of a session may run there.
 //
 // Once a process has guarded a socket, fork(2) closes the child's copies of all guarded sockets
-// before it returns in the child, and InForkedChild() is true there forever.
+// before it returns in the child. In the child InForkedChild() is then true forever.
 
 #ifndef CLIENT_SRC_FORK_GUARD_H_
 #define CLIENT_SRC_FORK_GUARD_H_
@@ -40,8 +40,8 @@ class GuardedSocket {
   std::size_t slot_ = kNone;
 };
 
-// A reference to an object with locks and threads, which only the process that made them may
-// destroy. In a forked child its destructor leaks the reference.
+// A reference to an object with locks and threads. Only the process that made the object may
+// destroy it: in a forked child, the destructor leaks the reference.
 template <typename T>
 class ParentsReference {
  public:

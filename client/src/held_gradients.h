@@ -27,7 +27,7 @@ class Restoration {
       : step_(step), gradients_(std::move(gradients)) {}
 
   std::uint64_t step() const { return step_; }
-  // Puts them back once, however many threads call.
+  // Puts the gradients back once, however many threads call this.
   void Restore(std::byte* arena);
 
  private:

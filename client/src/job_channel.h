@@ -39,7 +39,7 @@ class JobChannel {
   absl::Status BeginCollective(absl::string_view description);
   absl::Status QueryCollectives(absl::Duration waited);
   // Both wait until no operation of this rank runs. SendLeave(false) does nothing if this rank has
-  // left and stays.
+  // already left and stays.
   absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
   absl::Status SendFinish() ABSL_LOCKS_EXCLUDED(turn_, mutex_);
   // Waits until every rank has left; then this rank takes part again. Returns the rank that left
@@ -60,7 +60,7 @@ class JobChannel {
  private:
   // LEFT: this rank waits in LeaveAndStay. `what`: what it cannot do.
   absl::Status LeftError(absl::string_view what) const;
-  // Sends Leave or Finish. After it this rank sends nothing more, or, if it stays, nothing until
+  // Sends Leave or Finish. After that this rank sends nothing more or, if it stays, nothing until
   // every rank has left. `call`: the name of the trainer's call, for errors.
   absl::Status Depart(absl::string_view call, v1::SessionRequest request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -84,8 +84,8 @@ class JobChannel {
   absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
                                         std::size_t bytes);
   absl::Status Broken(absl::string_view what) const;
-  // Takes the staging memory for an operation, once no transfer of the model's state uses it. The
-  // caller gives it back: see StagingTurn.
+  // Takes the staging memory for an operation, as soon as no transfer of the model's state uses it.
+  // The caller gives it back: see StagingTurn.
   absl::Status AcquireStaging(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
   absl::Status Refused(absl::string_view what) const;
 
@@ -95,7 +95,7 @@ class JobChannel {
   absl::Mutex turn_ ABSL_ACQUIRED_BEFORE(mutex_);
 
   absl::Mutex mutex_;
-  // The operation that runs, or the last one.
+  // The number of the operation that runs, or of the last one.
   std::uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);

@@ -22,10 +22,10 @@ class LateRanksQuestion {
   // What an error says instead of an answer.
   static constexpr char kUnanswered[] = "the daemon has not said which ranks are late";
 
-  // True if the daemon must be asked: then `query` is the question, without its channel. False: the
-  // question about `step` waits for its answer already.
+  // True if the daemon must be asked: then `query` is the question, without its channel. False: a
+  // question about `step` already waits for its answer.
   bool Ask(std::uint64_t step, v1::QueryStep* query);
-  // Ends the question. If `state` is about another step, the question stays without an answer.
+  // Ends the question. If `state` is about another step, the question gets no answer.
   void OnAnswer(const v1::StepState& state);
 
   bool answered() const { return missing_.has_value(); }

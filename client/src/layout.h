@@ -15,7 +15,7 @@
 
 namespace gradsync::client {
 
-// `arena`: its first byte, on a GPU the address there. `device_steps`: null in host memory.
+// `arena`: its first byte; on a GPU, its device address. `device_steps`: null in host memory.
 std::unique_ptr<Layout> NewLayout(const LayoutSpec& spec, std::uint64_t fingerprint,
                                   LayoutPlan plan, std::shared_ptr<std::byte> arena,
                                   std::shared_ptr<StepClient> steps,

@@ -1,5 +1,5 @@
-// Where a layout's buckets and gradients are in its arena: placed by the daemon, checked by the
-// client.
+// Where a layout's buckets and gradients are in its arena. The daemon places them, and the client
+// checks the places.
 
 #ifndef CLIENT_SRC_LAYOUT_PLAN_H_
 #define CLIENT_SRC_LAYOUT_PLAN_H_
@@ -48,8 +48,8 @@ void FillRegisterLayout(const LayoutSpec& spec, v1::RegisterLayout* message);
 // What a replacement registers for a layout that the job has.
 LayoutSpec SpecOf(const v1::RegisterLayout& message);
 
-// Trusts nothing: checks that every span is aligned, inside the arena, overlaps no other, and is
-// what `spec` asks for. INTERNAL PROTOCOL_VIOLATION otherwise.
+// Trusts nothing: checks that every span is aligned, lies inside the arena, overlaps no other span,
+// and is what `spec` asks for. INTERNAL PROTOCOL_VIOLATION otherwise.
 absl::StatusOr<LayoutPlan> CheckedPlan(const LayoutSpec& spec, const v1::LayoutAssigned& assigned);
 
 }  // namespace gradsync::client

@@ -17,8 +17,8 @@ namespace gradsync::client {
 
 class Connection;
 
-// Thread-safe: the caller of RegisterLayout waits, and the stream's thread answers. It lives on the
-// caller's stack, which announces it to the connection and withdraws it.
+// Thread-safe: the caller of RegisterLayout waits, and the stream's thread answers. The object
+// lives on the caller's stack. The caller announces it to the connection and withdraws it.
 class LayoutRegistration {
  public:
   void OnAssigned(const v1::LayoutAssigned& assigned) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -18,8 +18,8 @@ class MappedMemory {
  public:
   // Maps the memfd, whose first `bytes` bytes are used. If `bytes` is 0, data() is null. `what`
   // names the memory in errors.
-  //   INTERNAL            PROTOCOL_VIOLATION: the memfd is smaller, or can still shrink: then this
-  //                       process could get SIGBUS.
+  //   INTERNAL            PROTOCOL_VIOLATION: the memfd is smaller, or can still shrink, so that
+  //                       this process could get SIGBUS.
   //   RESOURCE_EXHAUSTED  MEMORY: no address space.
   static absl::StatusOr<std::shared_ptr<MappedMemory>> Map(int memfd, std::size_t bytes,
                                                            absl::string_view what);
@@ -31,8 +31,8 @@ class MappedMemory {
   std::size_t size() const { return size_; }
 
   // Makes the kernel allocate every page of the memfd now, near this process and charged to its
-  // cgroup. Then seals the pages, which the daemon demands: nobody can free one any more, or map
-  // the memfd writable. `memfd`: the one that is mapped.
+  // cgroup. Then seals the pages, as the daemon demands: nobody can free a page or map the memfd
+  // writable any more. `memfd`: the one that is mapped.
   //   RESOURCE_EXHAUSTED  MEMORY: the machine or the cgroup has no memory left.
   //   UNIMPLEMENTED       the kernel is older than Linux 5.1.
   absl::Status PopulateAndSeal(int memfd) const;

@@ -1,4 +1,4 @@
-// The step that a rank marks now: what the rank has said about it.
+// What a rank has said about the step that it is marking.
 
 #ifndef CLIENT_SRC_OPEN_STEP_H_
 #define CLIENT_SRC_OPEN_STEP_H_
@@ -11,7 +11,7 @@
 
 namespace gradsync::client {
 
-// A value: the next step is a new one. Thread-compatible. Legal order of the transitions:
+// A value: the next step is a new object. Thread-compatible. Legal order of the transitions:
 //
 //   (Mark | MarkUnused | Hold)* (End | Abandon)?
 class OpenStep {
@@ -45,7 +45,8 @@ class OpenStep {
 
   bool unused(std::size_t parameter) const { return !unused_.empty() && unused_[parameter]; }
   bool has_unused() const { return unused_count_ > 0; }
-  // `used` of EndStep, one flag per parameter or empty for all, without those marked unused.
+  // `used` of EndStep, with the parameters that were marked unused cleared. One flag per parameter;
+  // empty: all are used.
   std::vector<bool> Used(const std::vector<bool>& used) const;
 
   // Moves out the held gradients that no rank used. `used_by_some`: one flag per parameter, true if

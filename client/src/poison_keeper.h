@@ -13,13 +13,13 @@
 
 namespace gradsync::client {
 
-// Poison releases every stream that waits. But when the daemon is lost, a GPU may still be writing
-// a step's number to a word, which overwrites the poison. A stream that waits for the next step
-// after that would wait forever.
+// Poison releases every stream that waits. But when the daemon is lost, a GPU may still write a
+// step's number to a word, over the poison. A stream that then waits for the next step would wait
+// forever.
 //
 // So a thread looks at the words after a millisecond, and then less and less often, until the
-// destructor. It takes the place of the session's thread, which has ended or is about to. If no
-// thread can be started, the words are poisoned once.
+// destructor. It needs a thread of its own, because the session's thread has ended or is about to
+// end. If no thread can be started, the words are poisoned only once.
 //
 // Thread-compatible. Owned by its DoneWords.
 class PoisonKeeper {

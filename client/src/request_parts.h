@@ -11,11 +11,12 @@ class SessionRequest;
 
 namespace gradsync::client {
 
-// `request` is a RegisterLayout. Returns it alone if it fits one message. Otherwise its parameters
-// and buckets come in LayoutParts before it.
+// `request` is a RegisterLayout. Returns it alone if it fits into one message. Otherwise returns
+// LayoutParts with its parameters and buckets before it.
 std::vector<v1::SessionRequest> LayoutMessages(v1::SessionRequest request);
 
-// `request` is a StateDigests. Returns it as one or more, all but the last with `more`.
+// `request` is a StateDigests. Returns it as one or more StateDigests, all but the last with `more`
+// set.
 std::vector<v1::SessionRequest> DigestMessages(v1::SessionRequest request);
 
 }  // namespace gradsync::client

@@ -21,7 +21,8 @@ absl::Status ValidateOptions(const SessionOptions& options);
 // `options` must be valid.
 void FillOpenSession(const SessionOptions& options, v1::OpenSession* open);
 
-// A timeout in a message: milliseconds, rounded up, at least 1. Infinite becomes ten years.
+// A timeout as messages have it: milliseconds, rounded up, at least 1. An infinite one becomes ten
+// years.
 std::uint64_t TimeoutMs(absl::Duration timeout);
 
 }  // namespace gradsync::client

@@ -28,8 +28,8 @@ struct StreamEnd {
   std::string details;  // serialized google.rpc.Status, or empty
 };
 
-// Receives the stream's messages, on the stream's thread. That thread answers the lease, so an
-// implementation blocks only on locks that are held for a short time.
+// Receives the stream's messages, on the stream's thread. That thread also answers lease questions,
+// so an implementation blocks only on locks that are held for a short time.
 class StreamReceiver {
  public:
   virtual ~StreamReceiver() = default;
@@ -42,29 +42,30 @@ class StreamReceiver {
 // Thread-safe. The thread owns everything that it uses, so a SessionStream may be destroyed at any
 // time.
 //
-// The thread polls a completion queue. gRPC 1.51's callback API needs no such thread, but its
-// pollers sleep 100 ms after every idle second (CallbackAlternativeCQ in completion_queue_cc.cc),
-// and a step's verdict would wait for them.
+// The thread polls a completion queue. gRPC 1.51's callback API would need no such thread. But its
+// pollers sleep for 100 ms after every idle second (CallbackAlternativeCQ in
+// completion_queue_cc.cc), and a step's verdict would wait for that.
 class SessionStream {
  public:
   // Owns `socket`, which is connected, and guards it against fork(2). RESOURCE_EXHAUSTED MEMORY: no
   // thread can be started.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
       FileDescriptor socket, std::shared_ptr<StreamReceiver> receiver);
-  // Closes.
+  // Closes the stream.
   ~SessionStream();
 
   // Queues a message; never waits for the daemon. Does nothing once the stream has ended.
   void Send(v1::SessionRequest request);
-  // The same for several. No other message comes between them.
+  // The same for several messages. No other message comes between them.
   void Send(std::vector<v1::SessionRequest> requests);
-  // The same for a BucketReady, on the hot path: adds the bucket to a BucketReady of the same
-  // channel and step that is last in the queue and not full. `position`: of the step's first
-  // message; null: none.
+  // The same for a BucketReady, on the hot path. If the last message in the queue is a BucketReady
+  // of the same channel and step that is not full, adds the bucket to it. `position`: for the
+  // step's first message; null: none.
   void SendBucketReady(std::uint32_t channel, std::uint64_t step, std::uint32_t bucket,
                        const Position* position);
 
-  // When one of these was called last, in nanoseconds of CLOCK_MONOTONIC; 0 before the first call.
+  // When one of the Send methods was last called, in nanoseconds of CLOCK_MONOTONIC; 0 before the
+  // first call.
   std::int64_t sent_ns() const { return sent_ns_.load(std::memory_order_relaxed); }
 
   // Ends the stream. Returns after OnStreamEnd, or after 5 s.

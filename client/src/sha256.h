@@ -19,11 +19,11 @@ class Sha256 {
   Sha256();
 
   void Add(const void* data, std::size_t bytes);
-  // The digest, 32 bytes. Afterwards the object is as new.
+  // The digest, 32 bytes. Afterwards the object can hash again from the start.
   std::string Finish();
 
  private:
-  // Holds OpenSSL's SHA256_CTX: this header does not need OpenSSL's.
+  // Holds OpenSSL's SHA256_CTX, so that this header does not include OpenSSL's.
   alignas(8) std::array<std::byte, 128> context_{};
 };
 

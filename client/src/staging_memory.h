@@ -17,13 +17,14 @@
 
 namespace gradsync::client {
 
-// Broadcast and AllReduce use it, and a transfer of the model's state: one at a time. Thread-safe.
-// The Connection and the thread that reads the state share it. Legal call order of one user:
+// Broadcast, AllReduce and a transfer of the model's state use it, one at a time. Thread-safe. The
+// Connection and the thread that reads the state share it. Legal call order of one user:
 //
 //   Acquire Populate? Release
 class StagingMemory {
  public:
-  // `memory`: of the daemon. `memfd`: what it maps; closed once the memory is sealed.
+  // `memory`: created by the daemon. `memfd`: the file that it maps; closed once the memory is
+  // sealed.
   StagingMemory(std::shared_ptr<MappedMemory> memory, FileDescriptor memfd)
       : memory_(std::move(memory)), memfd_(std::move(memfd)) {}
 
@@ -34,10 +35,10 @@ class StagingMemory {
   // become true and Wake() was called. `cancelled`: may be null.
   bool Acquire(absl::Time deadline, const std::atomic<bool>* cancelled) ABSL_LOCKS_EXCLUDED(mutex_);
   void Release() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Lets Acquire look at `*cancelled`.
+  // Makes Acquire look at `*cancelled`.
   void Wake() ABSL_LOCKS_EXCLUDED(mutex_) { absl::MutexLock lock(&mutex_); }
 
-  // MappedMemory::PopulateAndSeal, once. Only for the user.
+  // Calls MappedMemory::PopulateAndSeal, once. Only the present user of the memory may call it.
   absl::Status Populate() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
@@ -52,7 +53,7 @@ class StagingMemory {
 // Releases the memory at the end of the scope.
 class StagingTurn {
  public:
-  // `memory`: acquired.
+  // `memory` is acquired.
   explicit StagingTurn(StagingMemory* memory) : memory_(*memory) {}
   ~StagingTurn() { memory_.Release(); }
   StagingTurn(const StagingTurn&) = delete;

@@ -18,7 +18,7 @@ class StateDigests;
 namespace gradsync::client {
 
 // Hashes and copies a StateImageSource piece by piece, so that a reader can stop between two pieces
-// and go on later, with an image of the same shape. Thread-compatible. Waits for nothing.
+// and go on later with an image of the same shape. Thread-compatible. Waits for nothing.
 class StateAnswer {
  public:
   // The bytes between two checks for a cancel: less than 5 ms of hashing.
@@ -41,7 +41,8 @@ class StateAnswer {
   // The number of the next chunk, from 0.
   std::uint64_t next_chunk() const { return next_chunk_; }
   // Copies at most kPieceBytes more of the next chunk, which has `bytes` bytes, to its place in
-  // `out`. True: the chunk is whole. `copied()` + `bytes` is at most the image's size.
+  // `out`. True: the chunk is complete. Requires that copied() + `bytes` is at most the image's
+  // size.
   bool CopyPiece(const StateImageSource& image, std::size_t bytes, std::byte* out);
 
  private:

@@ -30,7 +30,7 @@ class Connection;
 //
 //   (Fetch Confirm)*
 //
-// The daemon may begin the transfer anew at any time. Then Fetch drops the bytes that have arrived,
+// The daemon may begin a new transfer at any time. Then Fetch drops the bytes that have arrived,
 // and goes on with the new transfer.
 class StateFetch {
  public:
@@ -57,9 +57,9 @@ class StateFetch {
 
  private:
   enum class Phase {
-    kOrdinary,  // the session replaces no lost one, or begins from a checkpoint
-    kLoading,   // it has no state yet, and the daemon is not asked for it
-    kAsked,     // FetchState is sent, and the daemon has not failed it
+    kOrdinary,  // the session replaces no lost one, or gets its state from elsewhere
+    kLoading,   // it has no state yet, and has not asked the daemon for it
+    kAsked,     // FetchState is sent, and has not failed
     kAdmitted,  // it has the state, and may begin steps
   };
   struct Chunk {
@@ -83,13 +83,14 @@ class StateFetch {
   absl::Status Broken(absl::string_view what) const;
   absl::Status NotFetchedInTime() const;
   absl::Status NotConfirmedInTime(absl::Duration timeout) const;
-  // Waits for the call before to end: calls run one after the other. After Ctrl-C a call may still
-  // run although its caller no longer waits for it. False: it still runs at `deadline`.
+  // Waits until the previous call has ended: calls run one after the other. After Ctrl-C a call may
+  // still run although its caller no longer waits for it. False: that call still runs at
+  // `deadline`.
   bool BeginCall(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndCall() ABSL_LOCKS_EXCLUDED(mutex_);
   // Asks the daemon for the state, unless it was asked.
   absl::Status Ask(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until the transfer has a chunk to copy, or has ended. Returns a copy of it.
+  // Waits until the transfer has a chunk to copy, or has ended. Returns a copy of `transfer_`.
   absl::StatusOr<Transfer> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
   Connection& connection_;
@@ -100,7 +101,7 @@ class StateFetch {
   absl::Mutex mutex_;
   bool in_call_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Transfer> transfer_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // of the daemon; until a call returns it
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // sent by the daemon; kept until a call returns it
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };
 

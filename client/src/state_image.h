@@ -1,4 +1,5 @@
-// The form in which the state of the model travels between two clients. The daemon sees bytes.
+// The form in which the state of the model travels between two clients. To the daemon it is only
+// bytes.
 //
 //   magic            8 bytes, "GSSTATE1"
 //   items            8 bytes, little-endian, as all numbers
@@ -22,8 +23,8 @@
 
 namespace gradsync::client {
 
-// INVALID_ARGUMENT MALFORMED: names the item whose name is empty, too long, no UTF-8 or not the
-// only one, or whose memory is null.
+// INVALID_ARGUMENT MALFORMED: names the item whose name is empty, too long, not UTF-8 or not
+// unique, or whose memory is null.
 absl::Status ValidateItems(absl::Span<const StateItem> items);
 
 // The image of items in a trainer's memory, which is never copied as a whole. Constant, so
@@ -35,7 +36,7 @@ class StateImageSource {
 
   const std::vector<StateItem>& items() const { return items_; }
   std::uint64_t bytes() const { return bytes_; }
-  // Both images have the same items of the same sizes.
+  // True if both images have the same items of the same sizes.
   bool SameShape(const StateImageSource& other) const { return header_ == other.header_; }
 
   // Copies a piece of the image to `out`. `offset` + `bytes` is at most bytes().

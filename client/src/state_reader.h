@@ -33,14 +33,15 @@ class StateSender {
 // and writes them into the staging memory. It serves chunks first and hashes while none is asked
 // for.
 //
-// It reads only while the state is frozen: from the beginning of a wait, or this rank's EndStep,
-// until the wait returns to the trainer. A wait gets a pin by Freeze, and gives it back by Thaw.
-// Thaw ends the reading, and returns only when nobody reads: so the trainer cannot change the state
-// before. If the trainer waits for the same step again, the reader goes on at the same place.
+// It reads only while the state is frozen: from this rank's EndStep, or from the beginning of a
+// wait, until the wait returns to the trainer. A wait gets a pin by Freeze, and gives it back by
+// Thaw. Thaw ends the reading, and returns only when nothing reads. So the trainer cannot change
+// the state before that. If the trainer waits for the same step again, the reader goes on where it
+// stopped.
 //
-// Thread-safe. A part of the Connection, which calls Stop. The thread owns everything that it uses:
-// a TrainerState that never returns keeps the thread for ever. Under its lock it takes the stream's
-// lock, and no lock of a StepClient, of the JobChannel or of the Connection.
+// Thread-safe. A part of the Connection, which calls Stop. The thread owns everything that it uses.
+// If a call of the TrainerState never returns, the thread never ends. Under its lock it takes the
+// stream's lock, and no lock of a StepClient, of the JobChannel or of the Connection.
 class StateReader {
   class Impl;
 
@@ -52,12 +53,12 @@ class StateReader {
   // Stops.
   ~StateReader();
 
-  // `sender` and `rank` are used until Stop; `staging` as long as a reader lives. Called once,
+  // `sender` and `rank` are used until Stop, and `staging` as long as a reader exists. Called once,
   // before anything else.
   void Open(StateSender* sender, std::uint32_t rank, std::shared_ptr<StagingMemory> staging);
 
-  // Reads `source` from now on; null: refuses every question. Returns when nothing reads the source
-  // before.
+  // Reads `source` from now on. Null: refuses every question. Returns when nothing reads the
+  // previous source any more.
   //   RESOURCE_EXHAUSTED MEMORY: no thread can be started.
   absl::Status Serve(std::shared_ptr<TrainerState> source) ABSL_LOCKS_EXCLUDED(serve_mutex_);
   // Whether there is a source.
@@ -71,12 +72,12 @@ class StateReader {
   Pin Freeze();
   enum class State { kSame, kMayChange };
   // The wait returns to the trainer, which may then change the state (`kMayChange`) or must not,
-  // since its step still runs (`kSame`). Returns when nobody reads the state, at most about 100 ms
-  // later; if the TrainerState itself does not return, after 10 s. With `kSame` the reading goes on
-  // while another wait of this rank lasts. Does nothing if Interrupt came after Freeze.
+  // since its step still runs (`kSame`). Returns when nothing reads the state, at most about 100 ms
+  // later, or after 10 s if the TrainerState itself does not return. With `kSame` the reading goes
+  // on while another wait of this rank lasts. Does nothing if Interrupt came after Freeze.
   void Thaw(Pin pin, State state);
-  // Ctrl-C: the trainer no longer waits, although its calls have not returned. Takes all pins back,
-  // as Thaw(kSame) does. Also waits for every OwnReading.
+  // After Ctrl-C the trainer no longer waits, although its calls have not returned. Takes back all
+  // pins, as Thaw(kSame) does. Also waits for every OwnReading.
   void Interrupt();
 
   // How often Interrupt() was called.
@@ -102,8 +103,8 @@ class StateReader {
     const Pin pin_;
   };
 
-  // Reads the state and sends its digests for `transfer`, as a question of the daemon asks for. The
-  // caller holds a pin.
+  // Reads the state and sends its digests for `transfer`, as if the daemon had asked a question.
+  // The caller holds a pin.
   void SendDigests(std::uint64_t transfer);
 
   // ---- The daemon's messages, on the stream's thread
@@ -111,12 +112,12 @@ class StateReader {
   void OnQuestion(const v1::StateQuestion& question);
   void OnChunk(const v1::StateChunk& chunk);
   void OnCancelled(std::uint64_t transfer);
-  // A step is decided: its transfer, if any, uses the staging memory no more.
+  // A step is decided. Its transfer, if any, no longer uses the staging memory.
   void OnStepDone();
 
   // The session has ended: nothing more is read or sent. Never blocks.
   void Stop();
-  // After Stop: returns when nobody reads the state; see Thaw.
+  // After Stop: returns when nothing reads the state; see Thaw.
   void AwaitStopped();
 
  private:
@@ -125,7 +126,8 @@ class StateReader {
   std::thread thread_ ABSL_GUARDED_BY(serve_mutex_);
 };
 
-// Pins the state for the time of one wait. Frees it as `kSame` unless `MayChange` was called.
+// Pins the state for the time of one wait. The destructor thaws it with `kSame`, or with
+// `kMayChange` if MayChange() was called.
 class StatePin {
  public:
   explicit StatePin(StateReader* reader) : reader_(*reader), pin_(reader->Freeze()) {}

@@ -38,9 +38,9 @@ class StepState;
 
 namespace gradsync::client {
 
-// Checks every call against the StepProgress, and only then sends a message. So a trainer's mistake
-// fails the call and does not end the session. On a GPU, DeviceSteps has the calls that take
-// streams.
+// Checks every call against the StepProgress, and sends a message only if the check passes. So a
+// trainer's mistake makes the call fail, and does not end the session. On a GPU, DeviceSteps has
+// the calls that take streams.
 //
 // Thread-safe. The Layout owns it; the Connection refers to it weakly. Statuses: those of Layout.
 class StepClient {
@@ -75,8 +75,8 @@ class StepClient {
 
   // Statuses: those of Layout::Release.
   absl::Status Release() ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same for a layout that its owner drops: a step that is open is abandoned first. Queues
-  // messages, and waits for nothing but the reader of the model's state: Python's garbage collector
+  // The same for a layout that its owner drops: an open step is abandoned first. Queues messages,
+  // and waits for nothing but the reader of the model's state, because Python's garbage collector
   // may run this on any thread.
   void Drop() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -96,12 +96,15 @@ class StepClient {
   absl::StatusOr<StepResult> WaitStep(std::uint64_t step, absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // ---- For DeviceSteps: Admit... before it puts something on a stream, Commit... afterwards
+  // ---- For DeviceSteps: it calls Admit...() before it puts something on a stream, and Commit...()
+  // afterwards
 
-  // OK if `bucket` may be marked. Adds the spans in it of parameters that were marked unused.
+  // OK if `bucket` may be marked. Adds to `zeros` the spans of its parameters that were marked
+  // unused.
   absl::Status AdmitMark(std::uint64_t step, std::size_t bucket, std::vector<ByteSpan>* zeros) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Marks the bucket, if it still may be. `start`: when the trainer's call began, for statistics.
+  // Marks the bucket, if that is still allowed. `start`: when the trainer's call began, for
+  // statistics.
   absl::Status CommitMark(std::uint64_t step, std::size_t bucket, absl::Time start)
       ABSL_LOCKS_EXCLUDED(mutex_);
   // The same for FinishStep. `rest`: the buckets that are not marked yet.
@@ -110,11 +113,12 @@ class StepClient {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status CommitFinish(std::uint64_t step, const std::vector<bool>& used, absl::Time start)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // OK if a stream may wait for `bucket`, or for every bucket if nullopt. `waited`: those that are
-  // not done yet.
+  // OK if a stream may wait for `bucket`, or for every bucket if nullopt. `waited`: gets those that
+  // are not done yet.
   absl::Status AdmitStreamWait(std::uint64_t step, std::optional<std::size_t> bucket,
                                std::vector<std::size_t>* waited) const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Between these two the done words stay poisoned, so that no stream of the trainer stays parked.
+  // Between these two calls the done words stay poisoned, so that no stream of the trainer keeps
+  // waiting.
   void BeginRelease() { words_.Poison(next_step()); }
   void EndRelease() { words_.EndPoison(); }
 
@@ -129,7 +133,7 @@ class StepClient {
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // Sends ReleaseLayout: no other call follows.
+  // Sends ReleaseLayout. No message about the layout follows.
   void SendRelease() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SendAbandonStep(absl::string_view reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds the spans of gradients in `bucket` that were marked unused.
@@ -141,7 +145,7 @@ class StepClient {
   // `ready_rest`: the message also marks the buckets that no BucketReady has marked.
   void SendEndStep(std::uint64_t step, const std::vector<bool>& used, bool ready_rest)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Pins the state while `wait` runs, which returns whether the step goes on.
+  // Pins the state while `wait` runs. `wait` returns whether the step goes on.
   void Pinned(absl::Duration timeout, absl::FunctionRef<bool()> wait);
   // WaitBucket and WaitStep, without the pin.
   absl::Status AwaitBucket(std::uint64_t step, std::size_t bucket, absl::Duration timeout)
@@ -153,8 +157,8 @@ class StepClient {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Silent(std::uint64_t step, std::optional<std::size_t> bucket,
                       const DaemonSilence& silence) const;
-  // Asks the daemon which ranks are late.
-  // False if a wait with this time-out does not ask.
+  // Asks the daemon which ranks are late. Returns false, and does not ask, if a wait with this
+  // time-out should not.
   bool AskWhoIsLate(std::uint64_t step, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   bool AskWhoIsLateLocked(std::uint64_t step, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -178,7 +182,7 @@ class StepClient {
   // Restores the last complete step's gradients, until the next step's first mark; null: none.
   std::shared_ptr<Restoration> restoration_ ABSL_GUARDED_BY(mutex_);
   LateRanksQuestion late_ranks_ ABSL_GUARDED_BY(mutex_);
-  // Given for the next step that begins.
+  // The position that the trainer has given for the next step that begins.
   std::optional<Position> next_position_ ABSL_GUARDED_BY(mutex_);
   // The position of step `position_step_`, which has begun.
   std::optional<Position> position_ ABSL_GUARDED_BY(mutex_);

@@ -14,7 +14,7 @@
 
 namespace gradsync::client {
 
-// Adds to the session's counters, which outlive it. Thread-compatible.
+// Adds to the session's counters, which outlive this object. Thread-compatible.
 class StepCounters {
  public:
   StepCounters(const LayoutPlan& plan, SessionCounters* counters);

@@ -34,11 +34,12 @@ class StepErrors {
   absl::Status UnknownParameterError(std::uint64_t step, std::size_t parameter) const;
   absl::Status WrongUsedSizeError(std::uint64_t step, absl::string_view call,
                                   std::size_t size) const;
-  // The layout is on a GPU, or in host memory, and wants the other form of `call`.
+  // The layout is on a GPU (NeedsStreams) or in host memory (NeedsNoStream), and needs the other
+  // form of `call`.
   absl::Status NeedsStreamsError(std::uint64_t step, absl::string_view call) const;
   absl::Status NeedsNoStreamError(std::uint64_t step, absl::string_view call) const;
 
-  // FAILED_PRECONDITION: `call` does not fit what this rank said before.
+  // FAILED_PRECONDITION: `call` is not allowed after what this rank said before.
   absl::Status OutOfOrderError(std::uint64_t step, absl::string_view call,
                                absl::string_view why) const;
   absl::Status StaleStepError(std::uint64_t step, std::uint64_t next_step) const;

@@ -1,4 +1,4 @@
-// How far a rank is in the steps of one layout, and which of its calls fits now.
+// How far a rank is in the steps of one layout, and which calls are allowed now.
 
 #ifndef CLIENT_SRC_STEP_PROGRESS_H_
 #define CLIENT_SRC_STEP_PROGRESS_H_
@@ -37,11 +37,11 @@ class StepProgress {
 
   // ---- Transitions
 
-  // Steps count from `first_step`, unless one is decided already: another rank may have abandoned
-  // the first.
+  // Steps count from `first_step`, unless a step is already decided: another rank may have
+  // abandoned the first.
   void Begin(std::uint64_t first_step);
-  // The other ranks decided the steps before `next_step` without this one. False if this rank is
-  // there already.
+  // The other ranks decided the steps before `next_step` without this rank. False if this rank is
+  // already there.
   bool Resume(std::uint64_t next_step);
   // This rank has ended the open step: EndStep is sent.
   void EndOpenStep();
@@ -50,8 +50,8 @@ class StepProgress {
   // No step begins until the replacement fails. Statuses: those of CheckMayEnd.
   absl::Status BeginReplacement();
   void ReplacementFailed() { replacing_ = false; }
-  // The session has ended, or the layout was replaced or released. The first end counts; false: a
-  // later one.
+  // The session has ended, or the layout was replaced or released. Only the first call counts;
+  // later ones return false.
   bool SetEnd(const absl::Status& end);
 
   // ---- State
@@ -74,10 +74,10 @@ class StepProgress {
   const absl::Status& end() const { return end_; }
   // Why the session has ended, for a call about `step`: it may be in doubt.
   absl::Status EndOf(std::uint64_t step) const;
-  // A wait for `step` has its answer: the verdict, or the end.
+  // True if a wait for `step` has its answer: the verdict, or the end.
   bool Settled(std::uint64_t step) const { return decided_.last() >= step || !end_.ok(); }
 
-  // ---- Which call fits now
+  // ---- Which call is allowed now
 
   // FAILED_PRECONDITION if this rank has begun a step that is not decided. If the layout ended
   // within that step: why it ended.
@@ -88,21 +88,21 @@ class StepProgress {
   absl::Status Admit(std::uint64_t step, absl::string_view call) const;
   // OK if `bucket` may be marked.
   absl::Status AdmitMark(std::uint64_t step, std::size_t bucket) const;
-  // OK if `call` may end the step. `used`: of the call.
+  // OK if `call` may end the step. `used`: the argument of the call.
   absl::Status AdmitEnd(std::uint64_t step, const std::vector<bool>& used,
                         absl::string_view call) const;
   // OK if `step` has begun, so that it may be waited for.
   absl::Status AdmitWait(std::uint64_t step, absl::string_view call) const;
   // OK if the verdict of `step`, which Verdict() does not have, may still come. After SetEnd:
-  // EndOf.
+  // EndOf(step).
   absl::Status CheckUndecided(std::uint64_t step) const;
 
  private:
   absl::Status BeingReplacedError(std::uint64_t step, absl::string_view call) const;
   // `step` is the one to mark from now on.
   void Open(std::uint64_t step);
-  // The step may be decided although no verdict has arrived: this rank has ended it, or, on a GPU,
-  // has marked every bucket, and a stream may continue already.
+  // True if the step may be decided although no verdict has arrived: this rank has ended it or, on
+  // a GPU, has marked every bucket, so that a stream may already continue.
   bool MaybeDecided(std::uint64_t step) const;
 
   // Constant after construction.

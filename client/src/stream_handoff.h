@@ -20,20 +20,20 @@ struct ByteSpan {
 // What a layout on a GPU puts on the trainer's streams. Streams are CUstream handles; null is the
 // legacy default stream.
 //
-// No call waits for the GPU. But the driver may block a call while a stream's queue is full. Behind
-// a wait it stays full until the session's thread releases the wait. So the caller holds no lock
-// that the session's thread takes.
+// No call waits for the GPU. But the driver may block a call while a stream's queue is full. If the
+// stream waits, its queue stays full until the session's thread releases the wait. So the caller
+// must hold no lock that the session's thread takes.
 //
 // Thread-compatible. Owned by its DeviceSteps. Destroy it when no stream can begin to wait any
-// more. The destructor waits for the streams' queued work, which touches memory that is unmapped
-// next.
+// more. The destructor waits for the streams' queued work, because that work touches memory that is
+// unmapped next.
 class StreamHandoff {
  public:
   virtual ~StreamHandoff() = default;
 
-  // On the first of `streams`, after all work that is on any of them: fills `zeros` with zeros, and
-  // writes `step` to the ready words of `buckets`. The first call for a step also sets its device
-  // verdict to void, until the daemon sets it to complete.
+  // Enqueues on the first of `streams`, behind all work that is on any of them: fills `zeros` with
+  // zeros, and writes `step` to the ready words of `buckets`. The first call for a step also sets
+  // its device verdict to void, until the daemon sets it to complete.
   //   INVALID_ARGUMENT     MALFORMED: no stream. BAD_STREAM.
   //   FAILED_PRECONDITION  CAPTURING: a stream is being captured into a graph, which would replay
   //                        this step's number. Nothing was enqueued.

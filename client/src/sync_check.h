@@ -1,4 +1,4 @@
-// Whether all ranks have the same state of the model.
+// Checks whether all ranks have the same state of the model.
 
 #ifndef CLIENT_SRC_SYNC_CHECK_H_
 #define CLIENT_SRC_SYNC_CHECK_H_
@@ -17,8 +17,9 @@ namespace gradsync::client {
 
 class Connection;
 
-// Session::CheckInSync. Hashes the items on the caller's thread; then three operations of the job's
-// channel: the length of the lowest rank's list, its list, and one number of each rank.
+// Session::CheckInSync. Hashes the items on the caller's thread. Three operations of the job's
+// channel follow: they bring the length of the lowest rank's list, that list, and one number from
+// each rank.
 //
 // An object is one check; thread-compatible. `connection` and the items' memory outlive it.
 class SyncCheck {
@@ -31,12 +32,13 @@ class SyncCheck {
   // The names of items and their digests, as one rank sends them to the others.
   static std::string ListOf(absl::Span<const StateItem> items,
                             const std::vector<std::string>& digests);
-  // What one rank says: kSame, or kDiffers + the index of the first item in which its list differs
-  // from the root's. A rank that takes no part says 0.
+  // The number of one rank: kSame, or kDiffers + the index of the first item in which its list
+  // differs from the root's. 0: the rank takes no part.
   static constexpr std::int64_t kSame = 1;
   static constexpr std::int64_t kDiffers = 2;
   static std::int64_t Compare(absl::string_view root, absl::string_view mine);
-  // RANKS_DIVERGED if a rank of `said` differs, else OK. `root`: the root's list.
+  // RANKS_DIVERGED if some rank's number in `said` says that it differs, else OK. `said`: by rank.
+  // `root`: the root's list.
   static absl::Status Verdict(const std::vector<std::int64_t>& said, absl::string_view root,
                               const std::string& job);
 

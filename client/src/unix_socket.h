@@ -1,5 +1,5 @@
-// Unix sockets that the client connects itself, so that it owns every descriptor that a forked
-// child inherits.
+// Unix sockets that the client, not gRPC, connects, so that the client owns every descriptor that a
+// forked child inherits.
 
 #ifndef CLIENT_SRC_UNIX_SOCKET_H_
 #define CLIENT_SRC_UNIX_SOCKET_H_
@@ -30,7 +30,7 @@ class FileDescriptor {
 
 // RESOURCE_EXHAUSTED OPEN_FILES: names this process.
 absl::Status NoOpenFiles();
-// NoOpenFiles() if this process cannot open `count` more descriptors. `open`: any open one.
+// NoOpenFiles() if this process cannot open `count` more descriptors. `open`: any open descriptor.
 absl::Status CheckSpareDescriptors(const FileDescriptor& open, int count);
 
 // A new socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), close-on-exec, non-blocking, not connected.

@@ -115,14 +115,14 @@ class CudaLaunchQueue {
   absl::Status BeginNext();
   // Counts a begun bucket of its step.
   void NoteBegun(UnderWay* one);
-  // True if the launch involves this GPU alone. Then one kernel carries it out.
+  // True if the launch involves this GPU alone, and one kernel can carry it out.
   bool NeedsNoStaging(const CudaLaunch& launch) const;
   // Enqueues such a launch.
   absl::Status Average(const UnderWay& one);
   // Any other launch is enqueued in three parts. First, the sum of this GPU's ranks.
   absl::Status Combine(const UnderWay& one);
-  // Second, the sum over the communicator, which must be settled before the call and is settled
-  // after it.
+  // Second, the sum over the communicator, which must be settled before this part and before the
+  // next one.
   absl::Status AllReduce(const UnderWay& one);
   // Third, the average.
   absl::Status WriteBack(const UnderWay& one);
