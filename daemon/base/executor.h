@@ -50,7 +50,7 @@ class SerialExecutor final : public Executor {
 };
 
 // A thread for each piece of work, for work that may block for seconds and must not delay other
-// work. One thread always exists: if no other thread can be started, or `max_threads` of them
+// work. One thread always exists: if no other thread can be started, or `max_threads` threads
 // exist, work runs later. Its callers keep the queue bounded. Thread-safe. The destructor runs
 // everything that is queued.
 class ConcurrentExecutor final : public Executor {

@@ -60,7 +60,7 @@ class LogLimiter {
   // Of the subjects with one field.
   struct Windows {
     std::map<std::pair<std::string, std::string>, Window> by_message;  // and by subject
-    std::uint64_t dropped_ns = 0;                                      // when DropEnded last looked
+    std::uint64_t dropped_ns = 0;  // when DropEnded last looked for ended windows
   };
 
   static bool Ended(const Window& window, std::uint64_t now_ns);

@@ -79,9 +79,9 @@ class RunningStep {
   bool suspended() const { return suspended_ns_.has_value(); }
 
   // ---- Ranks. A rank's marks come from one session: the present one, or a lost one that had ended
-  // the step. Requires that the step has begun, and that this session has not marked the bucket
-  // yet. The rank becomes ready in the bucket, unless it is ready there because of an earlier
-  // session.
+  // the step.
+  // Requires that the step has begun, and that this session has not marked the bucket yet. The rank
+  // becomes ready in the bucket, unless it is ready there because of an earlier session.
   void Mark(RankSession session, std::size_t bucket, std::uint64_t now_ns);
   // The rank sends nothing more about this step.
   void End(std::uint32_t rank) { ranks_[rank].ended = true; }

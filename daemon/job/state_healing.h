@@ -176,9 +176,9 @@ class StateHealing {
   static constexpr std::uint64_t kNoDeadline = std::numeric_limits<std::uint64_t>::max();
 
   // ---- Messages of ranks. A Status that is not OK ends the rank's session. A message about a
-  // transfer that has ended is ignored. The replacement asks for the state, and waits until
-  // `deadline_ns`. If it asks again in the middle of a transfer, the transfer begins again. If it
-  // is already admitted, nothing happens.
+  // transfer that has ended is ignored.
+  // The replacement asks for the state, and waits until `deadline_ns`. If it asks again in the
+  // middle of a transfer, the transfer begins again. If it is already admitted, nothing happens.
   absl::Status Fetch(std::uint32_t rank, StagingMemory staging, std::uint64_t deadline_ns,
                      DeferredActions* actions);
   absl::Status Offer(std::uint32_t rank, std::uint64_t transfer, std::uint64_t bytes,

@@ -29,8 +29,8 @@ class StepReport {
              const RunningStep& step)
       : terms_(terms), members_(members), agreement_(agreement), step_(step) {}
 
-  // ---- What the step waits for. Empty if the step has not begun. "rank 1 has not marked bucket
-  // 3-7 ready".
+  // ---- What the step waits for. Empty if the step has not begun.
+  // "rank 1 has not marked bucket 3-7 ready".
   std::string Missing() const;
   // What each rank that is still in the step has not done.
   LateRanks Late() const;

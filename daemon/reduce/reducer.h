@@ -58,11 +58,11 @@ struct NodeReduction {
 // The reduction of memory on GPUs, of this node and of others.
 struct DeviceReduction {
   absl::InlinedVector<DeviceArena*, 8> arenas;  // rank order; the owner keeps them until done()
-  std::uint64_t layout = 0;                     // the layout's id in the daemon; never reused
-  std::uint64_t offset = 0;                     // bytes from each arena's start
-  std::uint64_t verdict_offset = 0;             // of the float that takes the step's verdict
-  std::uint32_t step_buckets = 0;               // buckets of a step
-  NcclSettings nccl;                            // the job's
+  std::uint64_t layout = 0;          // identifies this layout in the daemon; never used twice
+  std::uint64_t offset = 0;          // bytes from each arena's start
+  std::uint64_t verdict_offset = 0;  // of the float that takes the step's verdict
+  std::uint32_t step_buckets = 0;    // buckets of a step
+  NcclSettings nccl;                 // the job's
 
   // Set before done(). True if a rank's gradients never arrived; then the output is undefined. For
   // the last bucket of a step this is the verdict that the trainers' streams have seen. If that
