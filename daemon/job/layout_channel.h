@@ -95,8 +95,7 @@ class LayoutChannel {
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
   // The rank no longer uses the layout, and sends no further message about it. The rank's memory is
-  // released as soon as no reduction can touch it. A step that needs the rank becomes void after 5
-  // s.
+  // released as soon as no reduction can touch it. A step that needs the rank is void after 5 s.
   void RankReleased(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   bool released(std::uint32_t rank) const { return released_[rank]; }
   // No step is running, and no rank that is in the job has the layout any more.
