@@ -202,11 +202,13 @@ bool IntrospectionAnswers::SeesAll(const ClientProcess& asker) const {
 std::vector<std::shared_ptr<Job>> IntrospectionAnswers::Visible(const ClientProcess& asker,
                                                                 const std::string& job_id) const {
   const bool sees_all = SeesAll(asker);
+  const bool sees_pod = asker.uid == 0 && asker.place.kind == PodPlace::Kind::kPod;
   std::vector<std::shared_ptr<Job>> jobs;
   for (auto& job : context_.jobs->Jobs()) {
     const JobIdentity& identity = job->identity();
     if (!job_id.empty() && identity.job_id != job_id) continue;
-    const bool is_askers = identity.uid == asker.uid && job->HasRankIn(asker.place.pod);
+    const bool is_askers =
+        (identity.uid == asker.uid || sees_pod) && job->HasRankIn(asker.place.pod);
     if (sees_all || is_askers) jobs.push_back(std::move(job));
   }
   return jobs;
@@ -230,8 +232,10 @@ void IntrospectionAnswers::FillUsers(const ClientProcess& asker,
     users[user].set_engine_bytes(bytes);
   }
   const bool sees_all = SeesAll(asker);
+  const bool sees_pod = asker.uid == 0 && asker.place.kind == PodPlace::Kind::kPod;
   for (auto& [user, memory] : users) {
-    if (!sees_all && user != asker.tenant()) continue;
+    const bool is_askers = user == asker.tenant() || (sees_pod && user.pod == asker.place.pod);
+    if (!sees_all && !is_askers) continue;
     memory.set_uid(user.uid);
     memory.set_pod(user.pod.Text());
     memory.set_control_quota_bytes(context_.control_quota->bytes_per_user());

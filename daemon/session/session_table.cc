@@ -25,6 +25,11 @@ std::string HashOf(const std::string& token) {
   return std::string(reinterpret_cast<const char*>(digest), sizeof(digest));
 }
 
+// Whether they may be one process. All processes of other PID namespaces have pid 0.
+bool MayBeSame(const ClientProcess& one, const ClientProcess& other) {
+  return one.pid == other.pid && (one.pid != 0 || one.uid == other.uid);
+}
+
 }  // namespace
 
 SessionTable::SessionTable(const SessionPolicy& policy, JobTable* jobs, ArenaQuota* quota,
@@ -318,7 +323,7 @@ bool SessionTable::MayBeKilled(const Session& session) const {
   MutexLock lock(&mutex_);
   for (const auto& [incarnation, other] : sessions_) {
     if (other.get() == &session || closed_.count(incarnation) > 0) continue;
-    if (other->identity().process.pid == session.identity().process.pid) return false;
+    if (MayBeSame(other->identity().process, session.identity().process)) return false;
     others = others || &other->job() == &session.job();
   }
   return others;

@@ -2,7 +2,7 @@
 // map, and the exchange on the side socket that brings its file descriptors. Any change here
 // changes kSharedMemoryAbi, which OpenSession states.
 //
-// The daemon creates and seals (shrink, grow, seal) these memfds:
+// The daemon creates these memfds, and seals their size (shrink, grow):
 //
 //   arena       one per layout of a session: its buckets. Each bucket starts at a multiple of
 //               kBucketAlignment; the size is the last bucket's end, rounded up to a page. The

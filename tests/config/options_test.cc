@@ -372,8 +372,8 @@ INSTANTIATE_TEST_SUITE_P(
                   "peer_tls_certificate, peer_tls_key and peer_tls_ca (deploy/peer-keys makes "
                   "them), or peer_plain_text if everyone on that network may join any user's jobs"},
         FlagFault{"NodeName",
-                  {"--node_name=a\tb"},
-                  "--node_name: \"a\\tb\" has more than 64 bytes, a comma, or a character that is "
+                  {"--node_name=a,b"},
+                  "--node_name: 'a,b' has more than 64 bytes, a comma, or a character that is "
                   "not printable ASCII; allowed: at most 64 printable characters without a comma, "
                   "or empty"},
         FlagFault{"Coordinators",

@@ -480,6 +480,7 @@ class Session {
   //                        DRAINING.
   //   PERMISSION_DENIED    CREDENTIALS: the socket does not admit this user, or the job's token is
   //                        missing. With kHold: the job that holds this rank has another token.
+  //                        Or the process that connected has ended.
   //                        COORDINATOR_REFUSED, PEER_REFUSED: the daemons do not take orders from
   //                        each other.
   //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has this rank, and the job is still
