@@ -26,7 +26,7 @@ struct AverageCopy {
   std::size_t bucket = 0;
   RankSession to;
   RankSession from;
-  ReduceOperation check;  // of the copy alone: it changes nothing
+  ReduceOperation check;  // measures the copy, and changes nothing
 };
 
 }  // namespace gradsync::daemon

@@ -65,8 +65,8 @@ class HoldPolicy {
 
   // ---- Sessions that join and leave
 
-  // True if a rank's next session takes its place in this job, which has not ended. False: it
-  // begins a new generation. `rank` may be beyond the world size.
+  // Requires that the job has not ended. True if the rank's next session belongs to this job.
+  // False: that session begins a new generation. `rank` may be beyond the world size.
   bool Replaceable(std::uint32_t rank) const;
   // True if the rank has left the job for good or finished, and every rank has joined. `rank` may
   // be beyond the world size.

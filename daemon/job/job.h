@@ -170,7 +170,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status Finish(RankSession session);
 
   // True if the rank's next session belongs to this generation: the policy is `hold`, the job is
-  // full and has not ended, and the rank takes part or is not below the world size. Join() then
+  // full and has not ended, and the rank takes part or is beyond the world size. Join() then
   // takes the rank's next session if its last one is lost, and refuses it otherwise.
   bool Replaceable(std::uint32_t rank) const;
 

@@ -92,8 +92,8 @@ class LayoutSet {
   bool IsFrozenFor(std::uint32_t rank, std::uint32_t replacement) const;
   // The same for a rank that has begun every running step, and may still compute.
   bool HasBegunFor(std::uint32_t rank, std::uint32_t replacement) const;
-  // Not "" if the rank, which is missing, has ended the running step of one layout and not that of
-  // another: "steps 8 of layout 'a' and 3 of layout 'b'".
+  // For a missing rank that has ended the running step of one layout and not that of another:
+  // "steps 8 of layout 'a' and 3 of layout 'b'". Otherwise "".
   std::string EndedAndOwed(std::uint32_t rank) const;
   bool HasGradientsOfEarlier(std::uint32_t rank) const;
   // Ranks that came back after a loss are live again once they have contributed to a complete step

@@ -44,7 +44,8 @@ class RankRules {
   // The rank may join the operation. INVALID_ARGUMENT UNKNOWN_RANK: the job has no such root.
   absl::Status CheckOperation(std::uint32_t rank, std::uint64_t sequence,
                               const OperationSpec& spec) const;
-  // The rank may send a message about the state of the model: survivors bring it to replacements.
+  // The rank may send a message about the state of the model: in this job, survivors bring the
+  // state to replacements.
   absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
   // The rank may leave: it has not left yet, and is in no step and no operation. A rank that came
   // back after a loss must first have the state of the model and have completed a step of every

@@ -51,7 +51,7 @@ struct StepDoneMessage {
   std::shared_ptr<const StepRecord> record;
 };
 // To a receiver: the chunk is in its staging memory. To the root (`write`): it may write this
-// chunk, because every receiver has read the chunk before.
+// chunk, because every receiver has read the previous one.
 struct ChunkReadyMessage {
   std::uint64_t sequence;
   std::uint64_t chunk;
