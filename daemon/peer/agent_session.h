@@ -164,7 +164,7 @@ class AgentSession final
   std::shared_ptr<NodeGroup> node_group_;
 
   SteppedCharge charge_{kFreeUnreadBytes};  // for what waits; the queue's lock guards it
-  // The newest step's record in the queue. Null: none was queued since the queue was empty.
+  // The newest step's record in the queue. Null: none was queued since the queue was last empty.
   mutable std::atomic<const StepRecord*> waiting_record_{nullptr};
 
   // Used by the read side only.

@@ -95,7 +95,7 @@ class ConnectionLimit {
     std::vector<Open> open;
     std::uint64_t looked_ns = 0;
     GrowingPause pause;
-    bool sent_much = false;  // its silent connections did, before the last EndSilent()
+    bool sent_much = false;  // its silent connections had sent too much at the last EndSilent()
   };
   using Address = std::array<std::uint8_t, 16>;  // an IPv6 address, or a mapped IPv4 address
   using Callers = std::map<CallerKey, Caller>;

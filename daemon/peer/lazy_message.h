@@ -1,7 +1,7 @@
 // A message between nodes that is parsed when it is needed. gRPC would parse each message on a
-// thread that reads the streams of all users. There this class makes it parse only pings, and keep
-// the bytes of other messages: a malicious message of 16 MiB takes a second and hundreds of
-// megabytes to parse.
+// thread that reads the streams of all users. With this class, gRPC parses only pings there, and
+// keeps the bytes of other messages. Reason: a malicious message of 16 MiB takes a second and
+// hundreds of megabytes to parse.
 
 #ifndef DAEMON_PEER_LAZY_MESSAGE_H_
 #define DAEMON_PEER_LAZY_MESSAGE_H_

@@ -14,7 +14,7 @@
 
 namespace gradsync::daemon {
 
-// "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711", as gRPC names a caller, without an interface.
+// The end that gRPC names "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711". Its `interface` is 0.
 // nullopt: the text is neither.
 std::optional<TcpEnd> EndOfCaller(absl::string_view text);
 

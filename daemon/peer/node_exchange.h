@@ -47,8 +47,8 @@ class NodeExchange {
   using Connect = std::function<absl::StatusOr<std::unique_ptr<Engine>>()>;
 
   // Connects on its own thread. If that fails, calls `failed` once, on that thread. If the thread
-  // cannot be started, failure() says so, and `failed` is not called. An error about a limit of
-  // this node names the node: `node`.
+  // cannot be started, failure() says so, and `failed` is not called. `node`: this node's name,
+  // for errors about its limits.
   NodeExchange(std::string node, Connect connect, std::function<void(const absl::Status&)> failed);
   // Fails the pending work and waits for its done(). First call Abort(), and cancel the waits of
   // Connect. Must not be called from a done().

@@ -61,8 +61,8 @@ class UserTurns {
 // Thread-safe. Outlives the streams and their tasks on the executor.
 class PeerTurns {
  public:
-  // A user's messages may use one nanosecond of the reading threads in each this many nanoseconds:
-  // half of one thread.
+  // In this many nanoseconds, a user's messages may use one nanosecond of the reading threads: half
+  // of one thread.
   static constexpr std::uint64_t kTimePerUse = 2;
   // A user may use this much at once, ahead of its share.
   static constexpr std::uint64_t kBurstNs = 2'000'000;
