@@ -20,7 +20,7 @@ struct CallCounts {
   std::uint64_t open() const { return started > ended ? started - ended : 0; }
 };
 
-// The calls of a TCP connection that gRPC itself has accepted.
+// The calls of one TCP connection.
 struct ConnectionCalls {
   std::string ip;  // 4 or 16 bytes in the network's order
   std::uint16_t port = 0;

@@ -12,7 +12,7 @@
 
 namespace gradsync::daemon {
 
-// Holds descriptors that stand for nothing. Used by one thread.
+// Holds descriptors that nothing else uses. Used by one thread.
 class DescriptorReserve {
  public:
   // The most connections that a user may have, with the one that needs the reserve.

@@ -56,9 +56,9 @@ class IntrospectionAnswers {
  public:
   explicit IntrospectionAnswers(IntrospectionContext context) : context_(std::move(context)) {}
 
-  // `asker` sees the jobs of its user that have a rank in its pod. root and the daemon's own user
-  // see all jobs. But they see only their own if they are in another pod than the daemon, or if it
-  // is unknown where they are; `pod_root_sees_all` lifts that.
+  // `asker` sees the jobs of its user that have a rank in its pod. root in a pod sees every user's
+  // jobs there. root and the daemon's own user see all jobs of the node, unless they are in another
+  // pod than the daemon, or it is unknown where they are. With `pod_root_sees_all` they always do.
   v1::GetStatusResponse Status(const ClientProcess& asker,
                                const v1::GetStatusRequest& request) const;
   v1::GetStatsResponse Stats(const ClientProcess& asker, const v1::GetStatsRequest& request) const;

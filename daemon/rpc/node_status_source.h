@@ -53,7 +53,7 @@ struct RemoteJobSnapshot {
   std::optional<EngineSnapshot> engine;
 };
 
-// Says whose such a job is. Refers to the job's own data.
+// The user and the ranks' sessions of such a job. Refers to the job's own data.
 struct RemoteJobOwners {
   uid_t uid = 0;
   const std::string& job_id;

@@ -54,7 +54,7 @@ class UserConnections {
     CountedConnection counted;
     BorrowedSocket socket;
     std::shared_ptr<void> quota;
-    CallCounts before = {};       // at the last look but one
+    CallCounts before = {};       // at the look before the last one
     CallCounts now = {};          // at the last look
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
     bool ended = false;           // because of its calls

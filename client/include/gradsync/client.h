@@ -477,10 +477,9 @@ class Session {
   //   INVALID_ARGUMENT     MALFORMED: names the option.
   //   UNAVAILABLE          DAEMON_LOST: no daemon at `socket`. WAIT_TIMEOUT: it does not answer.
   //                        COORDINATOR_UNREACHABLE: no daemon answers at `coordinator` in time.
-  //                        DRAINING.
+  //                        CREDENTIALS: the process that connected has ended. DRAINING.
   //   PERMISSION_DENIED    CREDENTIALS: the socket does not admit this user, or the job's token is
   //                        missing. With kHold: the job that holds this rank has another token.
-  //                        Or the process that connected has ended.
   //                        COORDINATOR_REFUSED, PEER_REFUSED: the daemons do not take orders from
   //                        each other.
   //   ALREADY_EXISTS       RANK_OCCUPIED: a live process has this rank, and the job is still

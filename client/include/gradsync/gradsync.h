@@ -132,9 +132,9 @@ typedef enum gradsync_divisor {
 } gradsync_divisor_t;
 
 typedef enum gradsync_loss_policy {
-  GRADSYNC_ABORT = 1, /* default: a lost rank ends the job */
-  GRADSYNC_HOLD = 2,  /* the running step waits until another process takes the rank's place */
-  GRADSYNC_CONTINUE = 3
+  GRADSYNC_ABORT = 1,   /* default: a lost rank ends the job */
+  GRADSYNC_HOLD = 2,    /* the running step waits until another process takes the rank's place */
+  GRADSYNC_CONTINUE = 3 /* not implemented yet */
 } gradsync_loss_policy_t;
 
 /* Who gives a replacement the state of the model. */
