@@ -20,7 +20,7 @@ namespace gradsync::daemon {
 // Users that wait take turns, one piece each.
 //
 // Its callers keep the queues and the pieces bounded. Each session queues at most one mapping per
-// layout, the pieces of one copy per bucket, those that end one void step per layout, and one
+// layout, the pieces of one copy per bucket, the pieces that end one void step per layout, and one
 // teardown. Each stream between nodes queues at most one message, and each job between nodes one
 // piece of launches. Thread-safe. The destructor runs everything that is queued.
 class FairExecutor final : public UserExecutor {

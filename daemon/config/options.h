@@ -59,7 +59,7 @@ struct Options {
   // steps.
   absl::Duration step_timeout = absl::Minutes(30);
   // Time that running steps have to finish after SIGTERM. With 5 s of teardown it fits the 30 s
-  // that Kubernetes waits.
+  // that Kubernetes waits by default.
   absl::Duration drain_timeout = absl::Seconds(25);
 
   // ---- Quotas of a user (uid and pod), a session or a layout ----

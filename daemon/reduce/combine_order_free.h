@@ -13,8 +13,8 @@
 namespace gradsync::daemon {
 
 // Writes the sum, minimum or maximum of from[0], from[1], ..., element by element, into every
-// buffer of `to`, in one pass over the memory. Each buffer holds `count` elements,
-// aligned for their type. A buffer of `to` may be one of `from`; otherwise none overlaps another.
+// buffer of `to`, in one pass over the memory. Each buffer holds `count` elements, aligned for
+// their type. A buffer of `to` may be one of `from`; otherwise none overlaps another.
 //
 // Sums of integers wrap around. A minimum or maximum is NaN if an element is NaN, and -0 is less
 // than +0. So the bits of the result do not depend on the order or the parts in which the buffers

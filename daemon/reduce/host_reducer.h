@@ -24,12 +24,12 @@ namespace gradsync::daemon {
 // cost no more than one small one may.
 //
 // Every other operation is cut into slices. Within a flow, slices begin in the order of submission.
-// Each user and each flow has a count of its reduced bytes. Every operation also adds to it what it
-// costs to tell the ranks. A slice that takes longer than usual for its bytes counts for more
-// bytes: sums of subnormal numbers take up to eight times as long. The next slice comes from the
-// user with the lowest count, and among that user's flows from the one with the lowest count. The
-// thread that finishes the last slice calls done(). So the done() of two operations of a flow may
-// run at the same time, or in reverse order.
+// Each user and each flow has a count of its reduced bytes. Every operation also adds to both
+// counts what it costs to tell the ranks. A slice that takes longer than usual for its bytes counts
+// for more bytes: sums of subnormal numbers take up to eight times as long. The next slice comes
+// from the user with the lowest count, and among that user's flows from the one with the lowest
+// count. The thread that finishes the last slice calls done(). So the done() of two operations of a
+// flow may run at the same time, or in reverse order.
 //
 // Idle threads sleep. Reduce() allocates nothing once its queues have grown to the most operations
 // ever outstanding.

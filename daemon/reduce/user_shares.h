@@ -27,7 +27,7 @@ class UserShares {
   struct User {
     Tenant id;
     std::uint64_t served = 0;       // in bytes; only differences between users matter
-    std::uint64_t flow_served = 0;  // used by HostReducer: that of the flow whose turn began last
+    std::uint64_t flow_served = 0;  // used by HostReducer: bytes of the flow whose turn began last
     std::size_t wanted = 0;         // how many things wait for turns
     std::size_t running = 0;        // turns
   };

@@ -67,8 +67,8 @@ class WorkerProcess final : public WorkerPort {
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
-  // As WorkerPort::Call. `answered` gets the status of options.lost if the worker ends
-  // or has ended.
+  // As WorkerPort::Call. `answered` gets the status of options.lost if the worker ends or has
+  // ended.
   void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) override;
 
   // Ends the process at once; `ended` follows, with `why`.
