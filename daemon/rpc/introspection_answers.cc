@@ -22,6 +22,13 @@ constexpr absl::Duration kWorkerPatience = absl::Milliseconds(200);
 
 JobKey KeyOf(const JobIdentity& job) { return {job.uid, job.job_id, job.token_hash}; }
 
+// Whether an asker that does not see all sees what belongs to `owner`: its own, and as root in a
+// pod, everything in this pod.
+bool SeesWhatIsOf(const Tenant& owner, const ClientProcess& asker) {
+  const bool sees_pod = asker.uid == 0 && asker.place.kind == PodPlace::Kind::kPod;
+  return owner.pod == asker.place.pod && (owner.uid == asker.uid || sees_pod);
+}
+
 // Adds warnings of a rank on this node. `status` is its entry.
 void Warn(const std::string& job_id, const Session& session, const v1::SessionStatus& status,
           v1::GetStatusResponse* response) {
@@ -69,7 +76,7 @@ v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
     // Jobs that other nodes coordinate count, too.
     for (const auto& [incarnation, session] : sessions) {
       const SessionIdentity& identity = session->identity();
-      if (identity.process.tenant() == asker.tenant()) keys.insert(identity.job_key);
+      if (SeesWhatIsOf(identity.process.tenant(), asker)) keys.insert(identity.job_key);
     }
     FillCuda(sees_all ? nullptr : &keys, request.job_id(), response);
   }
@@ -108,16 +115,17 @@ v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
     FillNodes(snapshot, context_.nodes->NodesOf(*job), context_.node_name, now_ns, out);
   }
   if (context_.nodes == nullptr) return answer;
-  const auto is_askers = [&](std::uint64_t incarnation) {
+  const auto sees_rank = [&](std::uint64_t incarnation) {
     const auto found = sessions.find(incarnation);
-    return found != sessions.end() && found->second->identity().process.tenant() == asker.tenant();
+    return found != sessions.end() &&
+           SeesWhatIsOf(found->second->identity().process.tenant(), asker);
   };
   const auto wanted = [&](const RemoteJobOwners& job) {
     if (!request.job_id().empty() && job.job_id != request.job_id()) return false;
     // A job without ranks here waits for the next ones. Nobody in a pod sees it.
     const bool idle = job.incarnations.empty() && asker.place.pod.none() && job.uid == asker.uid;
     return sees_all || idle ||
-           std::any_of(job.incarnations.begin(), job.incarnations.end(), is_askers);
+           std::any_of(job.incarnations.begin(), job.incarnations.end(), sees_rank);
   };
   for (const RemoteJobSnapshot& job : context_.nodes->RemoteJobs(wanted)) {
     v1::RemoteJobStatus* out = response->add_remote_jobs();
@@ -202,14 +210,13 @@ bool IntrospectionAnswers::SeesAll(const ClientProcess& asker) const {
 std::vector<std::shared_ptr<Job>> IntrospectionAnswers::Visible(const ClientProcess& asker,
                                                                 const std::string& job_id) const {
   const bool sees_all = SeesAll(asker);
-  const bool sees_pod = asker.uid == 0 && asker.place.kind == PodPlace::Kind::kPod;
+  const PodId& pod = asker.place.pod;
   std::vector<std::shared_ptr<Job>> jobs;
   for (auto& job : context_.jobs->Jobs()) {
     const JobIdentity& identity = job->identity();
     if (!job_id.empty() && identity.job_id != job_id) continue;
-    const bool is_askers =
-        (identity.uid == asker.uid || sees_pod) && job->HasRankIn(asker.place.pod);
-    if (sees_all || is_askers) jobs.push_back(std::move(job));
+    const bool sees_it = SeesWhatIsOf(Tenant(identity.uid, pod), asker) && job->HasRankIn(pod);
+    if (sees_all || sees_it) jobs.push_back(std::move(job));
   }
   return jobs;
 }
@@ -232,10 +239,8 @@ void IntrospectionAnswers::FillUsers(const ClientProcess& asker,
     users[user].set_engine_bytes(bytes);
   }
   const bool sees_all = SeesAll(asker);
-  const bool sees_pod = asker.uid == 0 && asker.place.kind == PodPlace::Kind::kPod;
   for (auto& [user, memory] : users) {
-    const bool is_askers = user == asker.tenant() || (sees_pod && user.pod == asker.place.pod);
-    if (!sees_all && !is_askers) continue;
+    if (!sees_all && !SeesWhatIsOf(user, asker)) continue;
     memory.set_uid(user.uid);
     memory.set_pod(user.pod.Text());
     memory.set_control_quota_bytes(context_.control_quota->bytes_per_user());
