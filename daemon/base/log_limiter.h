@@ -57,7 +57,7 @@ class LogLimiter {
     std::uint64_t suppressed = 0;
   };
 
-  // Of the subjects with one field.
+  // The windows of all subjects with the same field.
   struct Windows {
     std::map<std::pair<std::string, std::string>, Window> by_message;  // and by subject
     std::uint64_t dropped_ns = 0;  // when DropEnded last looked for ended windows

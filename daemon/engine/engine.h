@@ -27,8 +27,8 @@ constexpr DataType WorkType(DataType dtype, ReduceOp op = ReduceOp::kSum) {
 // submitter owns it and keeps it alive and untouched until done().
 //
 // gather and scatter run on the engine's threads, for several chunks at once. The chunks cover the
-// bucket and do not overlap. Each begins at a multiple of 64 elements and holds 32 KiB to a few
-// MiB; the last one may be smaller. The engine chooses where chunks begin, the same on every node.
+// bucket and do not overlap. Each begins at a multiple of 64 elements and holds 32 KiB to 64 MiB;
+// the last one may be smaller. The engine chooses where chunks begin, the same on every node.
 //
 // gather and scatter must run at memory speed: while they run, their lane does nothing else.
 // Neither may destroy the engine. done() may call Submit.

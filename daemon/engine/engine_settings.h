@@ -28,12 +28,15 @@ struct EngineSettings {
 
   // `lanes`: connections between every two nodes, 1 to kMaxLanes; each has a thread on both sides.
   // `chunk_bytes`: bytes of a chunk in the work type, a multiple of kMinChunkBytes up to
-  // kMaxChunkBytes. A lane allocates four to five chunks.
+  // kMaxChunkBytes. A lane has memory for five chunks and a little more (lane_memory.h).
   //
   // The defaults come from tests/engine/engine_bench.sh, with 2 nodes on one machine with 2 busy
-  // cores. At 1 Gbit/s every choice fills the wire: 25 MiB take 219.6 ms, and the bits with TCP's
-  // headers alone would take 219.3. At 10 Gbit/s fewer and larger messages are faster: 25 MiB take
-  // 37, 31, 26 ms with 1, 2, 4 lanes and 1 MiB, 30, 25, 27 with 2 MiB, 28, 23, 24 with 4 MiB.
+  // cores. At 1 Gbit/s every choice fills the wire: 25 MiB take 219.6 ms, and their bits and TCP's
+  // headers take 219.3 ms of it. At 10 Gbit/s fewer and larger messages are faster. The times for
+  // 25 MiB in ms, with 1, 2 and 4 lanes:
+  //   chunks of 1 MiB  37, 31, 26
+  //   chunks of 2 MiB  30, 25, 27
+  //   chunks of 4 MiB  28, 23, 24
   int lanes = 2;
   std::size_t chunk_bytes = std::size_t{2} << 20;
   WireType wire = WireType::kSame;

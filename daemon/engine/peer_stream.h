@@ -31,8 +31,8 @@ class PeerStream {
   // The kernel drops what it has not sent yet.
   void Reset();
 
-  // True once both sides have shown their certificates. Call it when the socket is ready, until
-  // then; the other methods may be called afterwards.
+  // True once both sides have shown their certificates. Call it each time the socket is ready,
+  // until it returns true. Call Read() and Write() only after that.
   absl::StatusOr<bool> Handshake();
 
   // Each returns how many bytes it has taken, 0 if the socket is not ready. UNAVAILABLE: the

@@ -17,8 +17,8 @@ namespace gradsync::daemon {
 class DescriptorQuota {
  public:
   explicit DescriptorQuota(std::size_t per_user);
-  // Half of the descriptors that the process may open, without those that the daemon needs itself.
-  // So one user, whatever it opens, leaves the other half to others.
+  // The process's limit of descriptors, less those that the daemon needs itself, divided by two. So
+  // one user, whatever it opens, leaves the other half to others.
   static std::size_t PerUserOfProcess();
 
   // Counts them while the result exists: the caller keeps it as long as they are open.

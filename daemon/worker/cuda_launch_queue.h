@@ -145,11 +145,12 @@ class CudaLaunchQueue {
   std::uint64_t advances_ = 0;
   std::deque<CudaLaunch> waiting_;
   // With a communicator: launches whose first part is enqueued, and whose last part is not. On the
-  // host they wait only for NCCL, which takes one call at a time, not for each other.
+  // host they wait for NCCL, which takes one call at a time. They do not wait until another launch
+  // has finished.
   std::deque<UnderWay> combined_;
   bool summing_ = false;                         // the first of them is with NCCL
   std::deque<UnderWay> under_way_;               // in the order in which they finish
-  std::map<std::uint64_t, LayoutStep> layouts_;  // only with a step whose last bucket has not begun
+  std::map<std::uint64_t, LayoutStep> layouts_;  // until the last bucket of the step has begun
 };
 
 }  // namespace gradsync::daemon
