@@ -91,8 +91,7 @@ class OperationChannel {
 
   // True while a reduction or copy touches staging memory.
   bool busy() const { return state_ == State::kMoving || state_ == State::kCutMoving; }
-  // The ranks for which the operation in progress waits, or for which the operation waited that
-  // Stop() has cut.
+  // The ranks for which the operation in progress waits. After Stop(): those for which it waited.
   std::vector<std::uint32_t> MissingRanks() const;
   std::uint64_t completed() const { return completed_; }
   std::uint64_t failed() const { return failed_count_; }

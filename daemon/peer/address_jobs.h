@@ -20,7 +20,7 @@ namespace gradsync::daemon {
 // join the job. Thread-safe. Its results may outlive it.
 class AddressJobs {
  public:
-  // Enough for three jobs of the largest world size, or for some 350 jobs of a few ranks.
+  // Enough for three jobs of the largest world size, or for some 400 jobs of a few ranks.
   static constexpr std::uint64_t kMostBytes = std::uint64_t{128} << 20;
 
   // Counts `bytes` for the job, until the result is destroyed. RESOURCE_EXHAUSTED QUOTA: the

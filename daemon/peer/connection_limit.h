@@ -39,8 +39,9 @@ class ConnectionLimit {
     std::size_t per_caller = 0;
     std::size_t all = 0;
   };
-  // Bounds for half of the descriptors that the process may open, without those that the daemon
-  // needs itself.
+  // The process's limit of descriptors, less those that the daemon needs itself, is cut in halves.
+  // All callers together may use one half, and one caller may use half of that. Both bounds also
+  // have a constant maximum.
   static Bounds OfProcess();
 
   // `clock` outlives it.

@@ -76,8 +76,8 @@ class PeerListener {
   const MonotonicClock clock_;
   ConnectionLimit limit_;
   Mutex mutex_;
-  TcpEnd connecting_ ABSL_GUARDED_BY(mutex_);  // the other end of what `connected` has
-  std::uint64_t connecting_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // since when; 0: it has none
+  TcpEnd connecting_ ABSL_GUARDED_BY(mutex_);  // the connection's other end, while `connected` runs
+  std::uint64_t connecting_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // since when; 0: it does not run
   std::thread thread_;
 };
 

@@ -40,7 +40,8 @@ struct QuestionMethod {
   const Clock* clock = nullptr;
   // The most calls of a user that are open at a time.
   std::size_t per_user = 0;
-  // A call is cancelled this long after its client has last said something. 0: never.
+  // A call whose client does not wait for an answer is cancelled this long after the client has
+  // last said something. 0: never.
   std::uint64_t patience_ns = 0;
   // True if a call has one request.
   bool asks_once = true;
