@@ -31,7 +31,7 @@ struct Digits {
   Samples test;  // held out: every fifth line of the file, from the first on
 };
 
-// Reads a CSV file, gzip-compressed or plain, of 64 pixels (0-16) and the label (0-9) a line.
+// Reads a CSV file, gzip-compressed or plain. Each line has 64 pixels (0-16) and the label (0-9).
 //   NOT_FOUND         no such file.
 //   INVALID_ARGUMENT  a line has another format, and the error names it; or there are too few lines
 //                     for a test set.

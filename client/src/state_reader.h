@@ -53,8 +53,7 @@ class StateReader {
   // Stops.
   ~StateReader();
 
-  // `sender` and `rank` are used until Stop, and `staging` as long as a reader exists. Called once,
-  // before anything else.
+  // Uses `sender` until Stop, and shares `staging`. Called once, before anything else.
   void Open(StateSender* sender, std::uint32_t rank, std::shared_ptr<StagingMemory> staging);
 
   // Reads `source` from now on. Null: refuses every question. Returns when nothing reads the

@@ -22,7 +22,7 @@ namespace gradsync::client {
 // follow. Sends nothing and waits for nothing.
 //
 // In host memory one step is under way: the step to mark is the next one to be decided. On a GPU
-// the step after it may be marked as soon as this rank has ended the first.
+// two steps may be under way: once this rank has ended the first, it may mark the second.
 //
 // Thread-compatible, except next_step(), which any thread may call. `call` is the name of the
 // trainer's call, for errors.

@@ -10,7 +10,7 @@
 namespace gradsync {
 
 // Minor versions of protocol major 1 that this release speaks. If a version has a change that
-// neither side may leave out, `oldest` becomes that version.
+// neither side may leave out, kProtocolOldest becomes that version.
 inline constexpr std::uint32_t kProtocolOldest = 1;
 inline constexpr std::uint32_t kProtocolNewest = 1;
 

@@ -39,8 +39,8 @@ inline constexpr std::size_t kBucketAlignment = 128;
 inline constexpr std::size_t kParameterAlignment = 64;
 
 // When a session has ended, its client library writes kPoison + step to its words. A wait compares
-// by a cyclic signed >=, so this releases every wait. It differs from every step, because a run has
-// fewer than 2^32 steps.
+// by a cyclic signed >=, so this releases every wait. Poison differs from the number of every step,
+// because a run has fewer than 2^32 steps.
 inline constexpr std::uint64_t kPoison = std::uint64_t{1} << 62;
 
 // True if `word` releases a wait for `step`.
@@ -68,8 +68,8 @@ static_assert(sizeof(BucketSemaphore) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // First 64 bytes of the semaphore memfd. `void_step` is the last void step. The daemon stores it
-// before the done words of that step. So a waiter that such a done word releases sees it, or a
-// later void step: then the waiter's step is decided, and StepDone says how.
+// before the done words of that step. So a waiter that such a done word releases sees that step, or
+// a later void step. If it sees a later one, its own step is decided, and StepDone says how.
 struct alignas(64) SemaphorePageHeader {
   std::atomic<std::uint64_t> void_step;
 };
