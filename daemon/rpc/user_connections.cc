@@ -33,11 +33,8 @@ absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota
 }
 
 bool UserConnections::Watch(const CountedServer& server, std::uint64_t now_ns) {
-  {
-    MutexLock lock(&mutex_);
-    std::move(expected_.begin(), expected_.end(), std::back_inserter(connections_));
-    expected_.clear();
-  }
+  MutexLock lock(&watch_mutex_);
+  TakeExpected();
   if (now_ns >= pruned_ns_ + kPruneNs || connections_.size() > 2 * pruned_to_ + kMany) {
     Prune(now_ns);
   }
@@ -48,6 +45,18 @@ bool UserConnections::Watch(const CountedServer& server, std::uint64_t now_ns) {
     pauses_.store(pause_.Lasts(now_ns));
   }
   return true;
+}
+
+void UserConnections::EndAll() {
+  MutexLock lock(&watch_mutex_);
+  TakeExpected();
+  for (const Connection& connection : connections_) connection.socket.End();
+}
+
+void UserConnections::TakeExpected() {
+  MutexLock lock(&mutex_);
+  std::move(expected_.begin(), expected_.end(), std::back_inserter(connections_));
+  expected_.clear();
 }
 
 void UserConnections::Prune(std::uint64_t now_ns) {

@@ -25,9 +25,10 @@ namespace gradsync::daemon {
 //
 // - when too many calls are open: it ends the busiest ones. Then the user gets no new connection
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
-// - a while after the client has closed its end.
+// - a while after the client has closed its end;
+// - when the server stops.
 //
-// Expect() is thread-safe. Watch() is called by one thread.
+// Thread-safe. One thread calls Watch().
 class UserConnections {
  public:
   // How long a connection may stay after its client has closed its end.
@@ -46,6 +47,8 @@ class UserConnections {
   // Ends connections, see above. Returns false if there is nothing to watch before the next
   // Expect().
   bool Watch(const CountedServer& server, std::uint64_t now_ns);
+  // Ends all connections: gRPC's server waits for their writes when it stops. No Expect() follows.
+  void EndAll();
 
  private:
   struct Connection {
@@ -60,22 +63,25 @@ class UserConnections {
     bool ended = false;           // because of its calls
   };
 
+  void TakeExpected() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Forgets what gRPC has closed, and ends what has been closing for too long.
-  void Prune(std::uint64_t now_ns);
+  void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Looks at the calls of each connection. True: there are too many.
-  bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns);
+  bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
 
   const std::string user_;
   std::atomic<bool> pauses_{false};
+  // Watch() and EndAll() hold it. They lock mutex_ meanwhile.
+  Mutex watch_mutex_;
+  std::vector<Connection> connections_ ABSL_GUARDED_BY(watch_mutex_);
+  CallLimit limit_ ABSL_GUARDED_BY(watch_mutex_);
+  std::size_t pruned_to_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // connections, by the last Prune()
+  std::uint64_t pruned_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;
+  std::uint64_t looked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // at the calls
+  GrowingPause pause_ ABSL_GUARDED_BY(watch_mutex_);
   Mutex mutex_;
   std::vector<Connection> expected_ ABSL_GUARDED_BY(mutex_);  // since the last Watch()
-  // Used by Watch() alone.
-  std::vector<Connection> connections_;
-  CallLimit limit_;
-  std::size_t pruned_to_ = 0;  // connections, by the last Prune()
-  std::uint64_t pruned_ns_ = 0;
-  std::uint64_t looked_ns_ = 0;  // at the calls
-  GrowingPause pause_;
 };
 
 }  // namespace gradsync::daemon

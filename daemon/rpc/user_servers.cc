@@ -65,6 +65,8 @@ class UserServers::Server {
     builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     // Otherwise one read may bring more calls than a user may have.
     builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
+    // Otherwise gRPC keeps 7 KiB for each further ping of a client that does not read the answers.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
     // Otherwise each look at the counts would also write down the server's history.
     builder.AddChannelArgument(GRPC_ARG_MAX_CHANNEL_TRACE_EVENT_MEMORY_PER_NODE, 0);
     const std::size_t sessions = environment.sessions.sessions->policy().quota_sessions_per_user;
@@ -126,6 +128,7 @@ class UserServers::Server {
     Shutdown();
     sessions_.Stop(deadline);
     asking_.Stop(deadline);
+    connections_.EndAll();
     server_->Wait();
     server_.reset();
     stopped_.store(true);

@@ -179,6 +179,29 @@ TEST_F(PeerPort, MessagesThatDoNotEndTakeLittleMemory) {
   ExpectUnharmed();
 }
 
+// Trainers' pings, too. gRPC keeps up to 10,000 answers of a connection that reads none.
+TEST_F(PeerPort, PingsWhoseAnswersNobodyReadsTakeLittleMemory) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  constexpr int kConnections = 32;
+  const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
+  const std::string peer = alpha_.Status().peer_address();
+  std::vector<RawHttp2> connections;
+  for (int i = 0; i < kConnections; ++i) {
+    connections.emplace_back(ConnectTcp(peer, kAttackersAddress), 65535);
+    connections.emplace_back(alpha_.socket(), 65535);
+  }
+  std::vector<std::thread> attackers;
+  for (RawHttp2& connection : connections) {
+    attackers.emplace_back([&connection] {
+      while (connection.SendPings(1000)) {  // false once the server reads no more
+      }
+    });
+  }
+  for (std::thread& attacker : attackers) attacker.join();
+  EXPECT_LT(MemoryBytes(alpha_.pid(), "VmHWM"), before + 256 * kMiB);
+  ExpectUnharmed();
+}
+
 TEST_F(PeerPort, ConnectionThatCallsAnUnknownMethodEnds) {
   Descriptor connection = ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress);
   const Descriptor reader(dup(connection.get()));

@@ -14,7 +14,8 @@ namespace gradsync::attack {
 namespace {
 
 // RFC 9113: frame types and flags.
-constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kUnknown = 0x42;
+constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kPing = 6,
+                       kUnknown = 0x42;
 constexpr std::uint32_t kCancel = 8;
 constexpr std::uint8_t kEndStream = 1, kEndHeaders = 4;
 constexpr std::uint16_t kInitialWindowSize = 4;
@@ -134,6 +135,12 @@ bool RawHttp2::SendBulk() {
     return made;
   }();
   return Send(*frames);
+}
+
+bool RawHttp2::SendPings(int count) {
+  std::string pings;
+  for (int i = 0; i < count; ++i) pings += Frame(kPing, 0, 0, BigEndian(0, 8));
+  return Send(pings);
 }
 
 void RawHttp2::StallAndClose() {

@@ -40,6 +40,8 @@ class RawHttp2 {
   bool SendNothings();
   // The same, but 1 MiB in 64 long frames.
   bool SendBulk();
+  // Sends so many pings at once. Each is answered with 17 bytes.
+  bool SendPings(int count);
   // Makes the server answer more than the socket holds, and says that nothing more comes. So the
   // server cannot finish its write. The connection stays.
   void StallAndClose();

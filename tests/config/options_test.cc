@@ -373,7 +373,7 @@ INSTANTIATE_TEST_SUITE_P(
                   "them), or peer_plain_text if everyone on that network may join any user's jobs"},
         FlagFault{"NodeName",
                   {"--node_name=a,b"},
-                  "--node_name: 'a,b' has more than 64 bytes, a comma, or a character that is "
+                  "--node_name: \"a,b\" has more than 64 bytes, a comma, or a character that is "
                   "not printable ASCII; allowed: at most 64 printable characters without a comma, "
                   "or empty"},
         FlagFault{"Coordinators",

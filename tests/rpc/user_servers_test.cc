@@ -179,5 +179,25 @@ TEST_F(UserServersTest, HandOverThatDoesNotEndDelaysNoOtherUser) {
   acceptor.join();
 }
 
+// ---- The end
+
+// gRPC's server waits until each connection's write has ended. The client never reads.
+TEST_F(UserServersTest, ClientThatReadsNothingDoesNotHoldTheStop) {
+  UniqueFd connected = Connect(kAlice);
+  ASSERT_EQ(fcntl(connected.get(), F_SETFL, 0), 0);  // it blocks
+  attack::RawHttp2 client(Descriptor(connected.release()), 65535);
+  while (client.SendPings(1000)) {
+  }
+  ASSERT_FALSE(client.connected()) << "the server reads no more";
+  std::atomic<bool> stopped{false};
+  std::thread stop([&] {
+    servers_.Stop();
+    stopped = true;
+  });
+  EXPECT_TRUE(Soon([&] { return stopped.load(); }));
+  { const attack::RawHttp2 ends = std::move(client); }
+  stop.join();
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
