@@ -5,8 +5,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <future>
 #include <mutex>
 #include <random>
@@ -133,18 +131,6 @@ std::string SendGarbage(Talk* talk, const Attack& attack, std::uint64_t epoch,
   return heard.launch_done().status().message();
 }
 
-// The processes that the daemon has started.
-int ProcessesOf(const TestDaemon& daemon) {
-  int count = 0;
-  std::error_code error;
-  for (const auto& task : std::filesystem::directory_iterator(
-           "/proc/" + std::to_string(daemon.pid()) + "/task", error)) {
-    std::ifstream children(task.path() / "children");
-    for (int child = 0; children >> child;) ++count;
-  }
-  return count;
-}
-
 class EngineGarbage : public testing::TestWithParam<Attack> {};
 
 INSTANTIATE_TEST_SUITE_P(Of, EngineGarbage,
@@ -161,7 +147,7 @@ TEST_P(EngineGarbage, FailsItsOwnEngineAndNothingElse) {
   const Trainers innocent = nodes.Join();
   ExpectAll(innocent, "register buckets=2 count=100000");
   ExpectAll(innocent, "step");
-  const int before = ProcessesOf(nodes.alpha());
+  const int before = nodes.alpha().CountProcesses();
 
   std::promise<std::vector<std::string>> failures;
   std::atomic<bool> begun{false};
@@ -191,7 +177,7 @@ TEST_P(EngineGarbage, FailsItsOwnEngineAndNothingElse) {
   }
   attacker.Kill();
   EXPECT_TRUE(nodes.alpha().AwaitStatus([&](const auto&) {
-    return ProcessesOf(nodes.alpha()) <= before;
+    return nodes.alpha().CountProcesses() <= before;
   })) << "its engines have ended";
   ExpectAll(innocent, "step times=10");
   ExpectAll(innocent, "leave");

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <future>
 #include <iostream>
@@ -456,17 +455,6 @@ TEST_P(ResetCalls, TakeLittleMemory) {
 
 // ---- A coordinator that a trainer has chosen
 
-int ProcessesOf(const TestDaemon& daemon) {
-  int count = 0;
-  std::error_code error;
-  for (const auto& task : std::filesystem::directory_iterator(
-           "/proc/" + std::to_string(daemon.pid()) + "/task", error)) {
-    std::ifstream children(task.path() / "children");
-    for (int child = 0; children >> child;) ++count;
-  }
-  return count;
-}
-
 TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
   FakeCoordinator fake([](FakeCoordinator::Stream* stream) {
     v1::AttachRequest message;
@@ -477,13 +465,13 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
     while (stream->Read(&message)) {
     }
   });
-  const int before = ProcessesOf(alpha_);
+  const int before = alpha_.CountProcesses();
   Trainer attacker(alpha_, 1, 2, "attack", "coordinator=" + fake.address());
   const Reply refused = attacker.Join();
   EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << refused;
   EXPECT_NE(refused.message.find("'connect_engine' before its Welcome"), std::string::npos)
       << refused;
-  EXPECT_EQ(ProcessesOf(alpha_), before) << "no engine was made";
+  EXPECT_EQ(alpha_.CountProcesses(), before) << "no engine was made";
   ExpectUnharmed();
 }
 
@@ -566,11 +554,11 @@ TEST_F(PeerPort, ACoordinatorHasAFewEnginesAtATime) {
     }
     // Each engine that is refused is answered at once.
     while (refused < 20 && FakeCoordinator::AwaitRefusedEngine(stream)) {
-      most = std::max(most.load(), ProcessesOf(alpha_));
+      most = std::max(most.load(), alpha_.CountProcesses());
       ++refused;
     }
   });
-  const int before = ProcessesOf(alpha_);
+  const int before = alpha_.CountProcesses();
   Trainer attacker(alpha_, 1, 2, "attack", "coordinator=" + fake.address());
   attacker.Begin(attacker.join());
   ExpectUnharmed();

@@ -1,7 +1,5 @@
 #include "daemon/engine/socket_owner.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,48 +7,32 @@
 #include <string>
 
 #include "daemon/base/unique_fd.h"
+#include "daemon/engine/local_address.h"
 #include "gtest/gtest.h"
 
 namespace gradsync::daemon {
 namespace {
 
-sockaddr_storage AddressOf(const std::string& host, std::uint16_t port) {
-  sockaddr_storage address{};
-  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
-  if (inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1) {
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons(port);
-  } else {
-    EXPECT_EQ(inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr), 1) << host;
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(port);
-  }
-  return address;
-}
-
 // A connection of this process to itself. The families of its two sockets may differ: one that
 // listens at "::" takes IPv4 too.
 struct Connection {
   Connection(const std::string& listens_at, const std::string& called) {
-    sockaddr_storage address = AddressOf(listens_at, 0);
-    auto* const any = reinterpret_cast<sockaddr*>(&address);
-    socklen_t size = sizeof(address);
-    listener = UniqueFd(socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    works = bind(listener.get(), any, SizeOf(address)) == 0 && listen(listener.get(), 1) == 0 &&
+    SocketAddress address = ParseAddress(listens_at, 0).value();
+    auto* const any = reinterpret_cast<sockaddr*>(&address.storage);
+    socklen_t size = sizeof(address.storage);
+    listener = UniqueFd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    works = bind(listener.get(), any, address.length) == 0 && listen(listener.get(), 1) == 0 &&
             getsockname(listener.get(), any, &size) == 0;
-    listening = TcpEnd::Of(address);
-    address = AddressOf(called, listening.port);
-    theirs = UniqueFd(socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    works = works && connect(theirs.get(), any, SizeOf(address)) == 0;
+    listening = TcpEnd::Of(address.storage);
+    address = ParseAddress(called, listening.port).value();
+    theirs = UniqueFd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    works = works && connect(theirs.get(), any, address.length) == 0;
     ours = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    works = works && ours.valid() && getsockname(ours.get(), any, &(size = sizeof(address))) == 0;
-    our_end = TcpEnd::Of(address);
-    works = works && getpeername(ours.get(), any, &(size = sizeof(address))) == 0;
-    their_end = TcpEnd::Of(address);
-  }
-  static socklen_t SizeOf(const sockaddr_storage& address) {
-    return address.ss_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    works = works && ours.valid() &&
+            getsockname(ours.get(), any, &(size = sizeof(address.storage))) == 0;
+    our_end = TcpEnd::Of(address.storage);
+    works = works && getpeername(ours.get(), any, &(size = sizeof(address.storage))) == 0;
+    their_end = TcpEnd::Of(address.storage);
   }
 
   UniqueFd listener, ours, theirs;

@@ -210,6 +210,17 @@ int TestDaemon::CountDescriptors(const std::string& text) const {
   return count;
 }
 
+int TestDaemon::CountProcesses() const {
+  int count = 0;
+  std::error_code error;
+  for (const auto& task :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid()) + "/task", error)) {
+    std::ifstream children(task.path() / "children");
+    for (int child = 0; children >> child;) ++count;
+  }
+  return count;
+}
+
 std::uint64_t TestDaemon::CpuNs() const {
   clockid_t clock{};
   timespec used{};

@@ -74,6 +74,8 @@ class TestDaemon {
   bool AwaitStatus(const std::function<bool(const v1::GetStatusResponse&)>& condition) const;
   // Counts the links in /proc/PID/fd that contain `text`.
   int CountDescriptors(const std::string& text) const;
+  // Counts the processes that the daemon has started.
+  int CountProcesses() const;
   // CPU time used so far.
   std::uint64_t CpuNs() const;
 

@@ -11,16 +11,13 @@
 #include <utility>
 
 #include "daemon/base/logging.h"
-#include "daemon/job/job_table.h"
-#include "daemon/peer/node_group_table.h"
+#include "daemon/job/job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/gradsync/limits.h"
-#include "proto/gradsync/shared_memory.h"
-#include "tests/job/held_reducer.h"
 #include "tests/job/manual_executor.h"
 #include "tests/kit/manual_clock.h"
 #include "tests/kit/temporary_directory.h"
+#include "tests/peer/coordinating_node.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -30,98 +27,42 @@ using ::testing::Not;
 
 constexpr uid_t kUser = 1000;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
-constexpr std::uint64_t kStagingBytes = 4096;
 
 class AgentSessionTest : public testing::Test {
  protected:
   AgentSessionTest() {
-    context_.instance = std::string(kInstanceBytes, 'a');
-    context_.node_name = "alpha";
-    context_.limits.staging_bytes = kStagingBytes;
-    context_.clock = &clock_;
-    context_.jobs = &jobs_;
-    context_.memory = &memory_;
-    context_.tls = true;  // otherwise the kernel is asked who calls
-    context_.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
-    agent_ = std::make_shared<AgentSession>(context_, nullptr);
+    agent_ = std::make_shared<AgentSession>(node_.context, nullptr);
     agent_->OnAccepted();
   }
   ~AgentSessionTest() override {
     if (agent_ != nullptr) agent_->OnEnd(absl::OkStatus());
-    jobs_.Tick();
+    node_.jobs.Tick();
   }
 
-  JobEnvironment Jobs() {
-    JobEnvironment environment;
-    environment.clock = &clock_;
-    environment.reducer = &reducer_;
-    environment.executor = &executor_;
-    environment.node_name = "alpha";
-    environment.memory = &memory_;
-    return environment;
-  }
-  NodeGroupEnvironment Groups() {
-    NodeGroupEnvironment environment;
-    environment.node_name = "alpha";
-    environment.executor = &executor_;
-    environment.clock = &clock_;
-    return environment;
-  }
-  static v1::AttachRequest Hello(uid_t user = kUser) {
-    v1::AttachRequest message;
-    v1::Hello& hello = *message.mutable_hello();
-    hello.set_protocol(kPeerProtocol);
-    hello.set_instance(std::string(kInstanceBytes, 'b'));
-    hello.set_node_name("beta");
-    hello.set_uid(user);
-    hello.set_job_id("job");
-    hello.set_staging_bytes(kStagingBytes);
-    return message;
-  }
-
-  static v1::AttachRequest Open(std::uint32_t rank, std::uint64_t incarnation,
-                                std::uint32_t world_size = 3) {
-    v1::AttachRequest message;
-    message.mutable_rank_request()->set_rank(rank);
-    message.mutable_rank_request()->set_incarnation(incarnation);
-    v1::OpenSession& open =
-        *message.mutable_rank_request()->mutable_request()->mutable_open_session();
-    open.mutable_protocol()->set_oldest(kProtocolOldest);
-    open.mutable_protocol()->set_newest(kProtocolNewest);
-    open.set_shared_memory_abi(kSharedMemoryAbi);
-    open.set_job_id("job");
-    open.set_rank(rank);
-    open.set_world_size(world_size);
-    open.mutable_options()->set_step_timeout_ms(1000);
-    return message;
-  }
   // The agent answers a ping, so many seconds later.
   void PongAfter(std::uint64_t seconds) {
     clock_.Advance(seconds * 1'000'000'000);
-    jobs_.Tick();
-    node_groups_.Tick();
+    node_.jobs.Tick();
+    node_.node_groups.Tick();
     v1::AttachRequest message;
     message.mutable_pong()->set_number(1);
     agent_->OnMessage(message);
   }
   std::size_t LiveJobs() const {
     std::size_t live = 0;
-    for (const auto& job : jobs_.Jobs()) live += job->Empty() ? 0 : 1;
+    for (const auto& job : node_.jobs.Jobs()) live += job->Empty() ? 0 : 1;
     return live;
   }
 
   ManualClock clock_;
   ArenaQuota memory_{4 * kMiB, "quota_control_bytes_per_user", "the daemon's own memory"};
   ManualExecutor executor_;
-  HeldReducer reducer_{&clock_};
-  JobTable jobs_{Jobs(), 4};
-  NodeGroupTable node_groups_{Groups()};
-  AgentSessionContext context_;
+  CoordinatingNode node_{&clock_, &executor_, &executor_, &memory_};
   std::shared_ptr<AgentSession> agent_;
 };
 
 TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedToTheJobsUser) {
-  agent_->OnMessage(Hello());
+  agent_->OnMessage(HelloOf(kUser));
   ASSERT_TRUE(agent_->greeted());
   v1::AttachResponse message;
   message.mutable_worker_call()->set_call(std::string(50'000, 'x'));
@@ -143,7 +84,7 @@ TEST_F(AgentSessionTest, ARecordThatTheJobKeepsIsChargedOnlyIfItWaitsBehindAnoth
     for (auto& bucket : record->times.buckets) bucket.ready_ns.resize(kRanks);
     return record;
   };
-  agent_->OnMessage(Hello());
+  agent_->OnMessage(HelloOf(kUser));
   const std::shared_ptr<const StepRecord> record = make_record();
   for (std::uint64_t rank = 0; rank < 500; ++rank) {
     agent_->QueueFor(rank, StepDoneMessage{1, record});
@@ -155,9 +96,9 @@ TEST_F(AgentSessionTest, ARecordThatTheJobKeepsIsChargedOnlyIfItWaitsBehindAnoth
 
 TEST_F(AgentSessionTest, AnAgentSaysWhatItsEnginesMayHave) {
   const auto limits = [this](std::uint32_t lanes, std::uint64_t chunk_bytes) {
-    const auto agent = std::make_shared<AgentSession>(context_, nullptr);
+    const auto agent = std::make_shared<AgentSession>(node_.context, nullptr);
     agent->OnAccepted();
-    v1::AttachRequest hello = Hello();
+    v1::AttachRequest hello = HelloOf(kUser);
     hello.mutable_hello()->set_engine_lanes(lanes);
     hello.mutable_hello()->set_engine_chunk_bytes(chunk_bytes);
     agent->OnMessage(hello);
@@ -178,15 +119,15 @@ TEST_F(AgentSessionTest, AnAgentSaysWhatItsEnginesMayHave) {
 
 // It may be a stranger's, and others may need the place.
 TEST_F(AgentSessionTest, AnAgentWithoutARankEndsAfterAMinute) {
-  agent_->OnMessage(Hello());
+  agent_->OnMessage(HelloOf(kUser));
   PongAfter(61);
-  agent_->OnMessage(Open(0, 1));
+  agent_->OnMessage(OpenOf(0, 1));
   EXPECT_EQ(LiveJobs(), 0u) << "it has ended";
 }
 
 // It answers no ping, but is not silent.
 TEST_F(AgentSessionTest, MessagesThatAreIgnoredKeepNoAgent) {
-  agent_->OnMessage(Hello());
+  agent_->OnMessage(HelloOf(kUser));
   v1::AttachRequest ended;
   ended.mutable_rank_ended()->set_incarnation(7);
   for (int seconds = 0; seconds <= 60; ++seconds) {
@@ -194,14 +135,14 @@ TEST_F(AgentSessionTest, MessagesThatAreIgnoredKeepNoAgent) {
     agent_->Tick(clock_.NowNs());
     agent_->OnMessage(ended);
   }
-  agent_->OnMessage(Open(0, 1));
+  agent_->OnMessage(OpenOf(0, 1));
   EXPECT_EQ(LiveJobs(), 0u) << "it has ended";
 }
 
 TEST_F(AgentSessionTest, AnAgentWhoseRanksHaveEndedEndsAfterAMinute) {
-  agent_->OnMessage(Hello());
+  agent_->OnMessage(HelloOf(kUser));
   PongAfter(59);
-  agent_->OnMessage(Open(0, 1));
+  agent_->OnMessage(OpenOf(0, 1));
   EXPECT_EQ(LiveJobs(), 1u);
   v1::AttachRequest ended;
   ended.mutable_rank_ended()->set_incarnation(1);
@@ -209,23 +150,23 @@ TEST_F(AgentSessionTest, AnAgentWhoseRanksHaveEndedEndsAfterAMinute) {
   PongAfter(1);
   EXPECT_EQ(LiveJobs(), 0u);
   PongAfter(50);
-  agent_->OnMessage(Open(0, 2));
+  agent_->OnMessage(OpenOf(0, 2));
   EXPECT_EQ(LiveJobs(), 1u) << "it may come back";
   ended.mutable_rank_ended()->set_incarnation(2);
   agent_->OnMessage(ended);
   PongAfter(1);
   PongAfter(120);
-  agent_->OnMessage(Open(0, 3));
+  agent_->OnMessage(OpenOf(0, 3));
   EXPECT_EQ(LiveJobs(), 0u) << "it has ended";
 }
 
 TEST_F(AgentSessionTest, AnAgentStaysWhileItsRanksWaitForOthers) {
-  agent_->OnMessage(Hello());
-  agent_->OnMessage(Open(0, 1));
+  agent_->OnMessage(HelloOf(kUser));
+  agent_->OnMessage(OpenOf(0, 1));
   for (int hours = 0; hours < 3; ++hours) PongAfter(3600);
-  agent_->OnMessage(Open(1, 2));
+  agent_->OnMessage(OpenOf(1, 2));
   ASSERT_EQ(LiveJobs(), 1u);
-  EXPECT_EQ(jobs_.Jobs().front()->StateOf(1), RankState::kLive);
+  EXPECT_EQ(node_.jobs.Jobs().front()->StateOf(1), RankState::kLive);
 }
 
 // An agent may name any user.
@@ -236,9 +177,9 @@ TEST_F(AgentSessionTest, LinesOfTheLogCountForTheAddressWhateverUserAnAgentNames
   log.clock = &clock_;
   ASSERT_TRUE(InitLogging(log).ok());
   for (uid_t user = 1; user <= 2 * kLimitedLinesPerSecond; ++user) {
-    const auto agent = std::make_shared<AgentSession>(context_, nullptr);
+    const auto agent = std::make_shared<AgentSession>(node_.context, nullptr);
     agent->OnAccepted();
-    agent->OnMessage(Hello(user));
+    agent->OnMessage(HelloOf(user));
     agent->OnMessage(v1::AttachRequest());  // of no kind
     agent->OnEnd(absl::OkStatus());
   }
@@ -255,17 +196,17 @@ TEST_F(AgentSessionTest, LinesOfTheLogCountForTheAddressWhateverUserAnAgentNames
 // The user whom the agent names is charged, but the agent may name anyone.
 TEST_F(AgentSessionTest, TheJobsOfAnAddressHaveABound) {
   AddressJobs address_jobs;
-  context_.address_jobs = &address_jobs;
-  agent_->OnMessage(Hello());
+  node_.context.address_jobs = &address_jobs;
+  agent_->OnMessage(HelloOf(kUser));
   const auto others =
       *address_jobs.Add(agent_->address(), {1, "other", ""}, AddressJobs::kMostBytes - 1'000'000);
-  agent_->OnMessage(Open(0, 1, /*world_size=*/4000));
+  agent_->OnMessage(OpenOf(0, 1, /*world_size=*/4000));
   EXPECT_EQ(LiveJobs(), 0u);
-  agent_->OnMessage(Open(0, 2, /*world_size=*/8));
+  agent_->OnMessage(OpenOf(0, 2, /*world_size=*/8));
   EXPECT_EQ(LiveJobs(), 1u) << "a smaller one has room";
   const std::uint64_t held = address_jobs.BytesOf(agent_->address());
   EXPECT_EQ(held, AddressJobs::kMostBytes - 1'000'000 + Job::BytesFor(8));
-  agent_->OnMessage(Open(1, 3, /*world_size=*/8));
+  agent_->OnMessage(OpenOf(1, 3, /*world_size=*/8));
   EXPECT_EQ(address_jobs.BytesOf(agent_->address()), held) << "it counts once";
   agent_->OnEnd(absl::OkStatus());
   EXPECT_EQ(address_jobs.BytesOf(agent_->address()), AddressJobs::kMostBytes - 1'000'000);

@@ -1,6 +1,5 @@
 #include "daemon/peer/connection_limit.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -16,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/engine/local_address.h"
 #include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
@@ -24,18 +24,7 @@ namespace {
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
 sockaddr_storage Address(const std::string& host, std::uint16_t port) {
-  sockaddr_storage address{};
-  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
-  if (inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1) {
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons(port);
-  } else {
-    EXPECT_EQ(inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr), 1) << host;
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(port);
-  }
-  return address;
+  return ParseAddress(host, port).value().storage;
 }
 
 // A connection: the daemon's end, and the peer's.

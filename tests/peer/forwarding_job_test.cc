@@ -89,6 +89,21 @@ class ForwardingJobTest : public testing::Test {
     ASSERT_TRUE(answered);
     ASSERT_TRUE(job_->ArenaMapped(job_->session(), channel, memory.Share()).ok());
   }
+  // The coordinator refuses a layout for this reason. Returns what the session is told.
+  absl::Status FailLayout(const google::rpc::Status& why) {
+    LayoutRequest request;
+    request.request_id = 1;
+    request.spec = layout_;
+    absl::Status answer;
+    job_->RegisterLayout(job_->session(), request,
+                         [&](const auto& registration) { answer = registration.status(); });
+    v1::SessionResponse failed;
+    failed.mutable_operation_failed()->set_layout(true);
+    failed.mutable_operation_failed()->set_sequence(1);
+    *failed.mutable_operation_failed()->mutable_status() = why;
+    EXPECT_FALSE(Take(failed));
+    return answer;
+  }
   void TakeVoid(std::uint32_t channel, std::uint64_t step) {
     v1::SessionResponse done;
     done.mutable_step_done()->set_channel(channel);
@@ -173,17 +188,7 @@ TEST_F(ForwardingJobTest, SecondLayoutOfAChannelIsRefused) {
 
 // absl::StatusOr ends the process if it is made of an OK status.
 TEST_F(ForwardingJobTest, LayoutThatFailsWithoutAReasonFails) {
-  LayoutRequest request;
-  request.request_id = 1;
-  request.spec = layout_;
-  absl::Status answer;
-  job_->RegisterLayout(job_->session(), request,
-                       [&](const auto& registration) { answer = registration.status(); });
-  v1::SessionResponse failed;
-  failed.mutable_operation_failed()->set_layout(true);
-  failed.mutable_operation_failed()->set_sequence(1);
-  failed.mutable_operation_failed()->mutable_status()->set_code(0);
-  EXPECT_FALSE(Take(failed));
+  const absl::Status answer = FailLayout(google::rpc::Status());
   EXPECT_EQ(DetailsOf(answer).reason, "MALFORMED") << answer;
 }
 
@@ -304,18 +309,7 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
 // The message after which a stream ends waits, however much its trainer has left unread.
 TEST_F(ForwardingJobTest, ACoordinatorsErrorsAreClipped) {
   const google::rpc::Status why = ToProto(absl::AbortedError(std::string(1 << 20, 'x')));
-  LayoutRequest request;
-  request.request_id = 1;
-  request.spec = layout_;
-  absl::Status answer;
-  job_->RegisterLayout(job_->session(), request,
-                       [&](const auto& registration) { answer = registration.status(); });
-  v1::SessionResponse failed;
-  failed.mutable_operation_failed()->set_layout(true);
-  failed.mutable_operation_failed()->set_sequence(1);
-  *failed.mutable_operation_failed()->mutable_status() = why;
-  EXPECT_FALSE(Take(failed));
-  EXPECT_EQ(answer.message().size(), 4096u);
+  EXPECT_EQ(FailLayout(why).message().size(), 4096u);
   v1::SessionResponse ending;
   *ending.mutable_session_ending()->mutable_status() = why;
   EXPECT_TRUE(Take(ending));

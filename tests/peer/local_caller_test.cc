@@ -1,6 +1,5 @@
 #include "daemon/peer/local_caller.h"
 
-#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "daemon/engine/local_address.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -34,18 +34,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TcpEnd EndOf(const std::string& host, std::uint16_t port) {
-  sockaddr_storage address{};
-  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-  auto& v6 = reinterpret_cast<sockaddr_in6&>(address);
-  if (inet_pton(AF_INET, host.c_str(), &v4.sin_addr) == 1) {
-    v4.sin_family = AF_INET;
-    v4.sin_port = htons(port);
-  } else {
-    EXPECT_EQ(inet_pton(AF_INET6, host.c_str(), &v6.sin6_addr), 1) << host;
-    v6.sin6_family = AF_INET6;
-    v6.sin6_port = htons(port);
-  }
-  return TcpEnd::Of(address);
+  return TcpEnd::Of(ParseAddress(host, port).value().storage);
 }
 
 TEST(EndOfCallerTest, ReadsWhatGrpcSays) {

@@ -17,28 +17,24 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/fair_executor.h"
 #include "daemon/base/mutex.h"
-#include "daemon/job/job_table.h"
+#include "daemon/job/job.h"
 #include "daemon/peer/coordinator_link.h"
-#include "daemon/peer/node_group_table.h"
 #include "daemon/peer/peer_server.h"
 #include "daemon/peer/peer_turns.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_count.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
-#include "proto/gradsync/limits.h"
-#include "proto/gradsync/shared_memory.h"
-#include "tests/job/held_reducer.h"
 #include "tests/job/recording_sink.h"
 #include "tests/kit/manual_clock.h"
 #include "tests/kit/soon.h"
+#include "tests/peer/coordinating_node.h"
 
 namespace gradsync::daemon {
 namespace {
 
 constexpr Tenant kUser(1000);
 constexpr std::uint64_t kSecond = 1'000'000'000;
-constexpr std::uint64_t kStagingBytes = 4096;
 constexpr std::uint64_t kRankPatienceNs = 3600 * kSecond;  // with its coordinator
 
 // Keeps the turns until the test gives them, or lets all come. Thread-safe.
@@ -94,17 +90,6 @@ bool EndSoon(const StreamCount& streams) {
                              std::chrono::milliseconds(kPatienceMs));
 }
 
-v1::OpenSession OpenOf(std::uint32_t rank, std::uint32_t world_size) {
-  v1::OpenSession open;
-  open.mutable_protocol()->set_oldest(kProtocolOldest);
-  open.mutable_protocol()->set_newest(kProtocolNewest);
-  open.set_shared_memory_abi(kSharedMemoryAbi);
-  open.set_job_id("job");
-  open.set_rank(rank);
-  open.set_world_size(world_size);
-  return open;
-}
-
 // ---- On the coordinator
 
 class AgentTurnsTest : public testing::Test {
@@ -112,18 +97,11 @@ class AgentTurnsTest : public testing::Test {
   using Stream = grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>;
 
   void SetUp() override {
-    context_.instance = std::string(kInstanceBytes, 'a');
-    context_.node_name = "alpha";
-    context_.limits.staging_bytes = kStagingBytes;
-    context_.clock = &clock_;
-    context_.jobs = &jobs_;
-    context_.turns = &peer_turns_;
-    context_.tls = true;  // otherwise the kernel is asked who calls
-    context_.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
+    node_.context.turns = &peer_turns_;
     auto server = PeerServer::Listen({"127.0.0.1", 0, true}, grpc::InsecureServerCredentials());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    server_->Accept(context_, [] {});
+    server_->Accept(node_.context, [] {});
     stub_ = v1::Peer::NewStub(
         grpc::CreateChannel(server_->address().Target(), grpc::InsecureChannelCredentials()));
     stream_ = stub_->Attach(&call_);
@@ -140,48 +118,18 @@ class AgentTurnsTest : public testing::Test {
       }
       stream_->Finish();
     }
-    node_groups_.Shutdown();
-    node_groups_.Clear();
-  }
-
-  JobEnvironment Jobs() {
-    JobEnvironment environment;
-    environment.clock = &clock_;
-    environment.reducer = &reducer_;
-    environment.executor = &executor_;
-    environment.node_name = "alpha";
-    return environment;
-  }
-  NodeGroupEnvironment Groups() {
-    NodeGroupEnvironment environment;
-    environment.node_name = "alpha";
-    environment.executor = &turns_;
-    environment.clock = &clock_;
-    return environment;
+    node_.node_groups.Shutdown();
+    node_.node_groups.Clear();
   }
 
   void Attach() {
-    v1::AttachRequest message;
-    v1::Hello& hello = *message.mutable_hello();
-    hello.set_protocol(kPeerProtocol);
-    hello.set_instance(std::string(kInstanceBytes, 'b'));
-    hello.set_node_name("beta");
-    hello.set_uid(kUser.uid);
-    hello.set_job_id("job");
-    hello.set_staging_bytes(kStagingBytes);
-    ASSERT_TRUE(stream_->Write(message));
+    ASSERT_TRUE(stream_->Write(HelloOf(kUser.uid)));
     EXPECT_EQ(turns_.Held(kUser), 0u) << "it is a stranger's";
     ASSERT_TRUE(turns_.Give(kStrangers));
     v1::AttachResponse welcome;
     ASSERT_TRUE(stream_->Read(&welcome) && welcome.has_welcome());
   }
-  void Open(std::uint32_t rank) {
-    v1::AttachRequest message;
-    message.mutable_rank_request()->set_rank(rank);
-    message.mutable_rank_request()->set_incarnation(rank + 1);
-    *message.mutable_rank_request()->mutable_request()->mutable_open_session() = OpenOf(rank, 3);
-    ASSERT_TRUE(stream_->Write(message));
-  }
+  void Open(std::uint32_t rank) { ASSERT_TRUE(stream_->Write(OpenOf(rank, rank + 1))); }
   // Sends a message whose text is not UTF-8.
   void WriteNoMessage(std::size_t bytes) {
     v1::AttachRequest message;
@@ -197,7 +145,7 @@ class AgentTurnsTest : public testing::Test {
     EXPECT_NE(end.error_message().find(why), std::string::npos) << end.error_message();
   }
   RankState StateOf(std::uint32_t rank) const {
-    const auto jobs = jobs_.Jobs();
+    const auto jobs = node_.jobs.Jobs();
     return jobs.empty() ? RankState::kAbsent : jobs.front()->StateOf(rank);
   }
 
@@ -205,10 +153,7 @@ class AgentTurnsTest : public testing::Test {
   HeldTurns turns_;
   PeerTurns peer_turns_{&clock_, &turns_};
   FairExecutor executor_{1};
-  HeldReducer reducer_{&clock_};
-  JobTable jobs_{Jobs(), 4};
-  NodeGroupTable node_groups_{Groups()};
-  AgentSessionContext context_;
+  CoordinatingNode node_{&clock_, &executor_, &turns_};
   std::unique_ptr<PeerServer> server_;
   std::unique_ptr<v1::Peer::Stub> stub_;
   grpc::ClientContext call_;
@@ -272,7 +217,7 @@ TEST_F(AgentTurnsTest, ADaemonThatStopsDropsTheMessagesThatWait) {
   EXPECT_TRUE(turns_.Give(kUser));
   EXPECT_TRUE(turns_.Give(kUser)) << "the end";
   stops.join();
-  EXPECT_TRUE(jobs_.Jobs().empty());
+  EXPECT_TRUE(node_.jobs.Jobs().empty());
 }
 
 // Whoever makes such a message has it parsed in a turn, too.
@@ -356,7 +301,8 @@ class LinkTurnsTest : public testing::Test {
     join.world_size = 2;
     join.incarnation = 42;
     join.patience_ns = kRankPatienceNs;
-    join.message = std::make_shared<const v1::OpenSession>(OpenOf(1, 2));
+    join.message = std::make_shared<const v1::OpenSession>(
+        OpenOf(1, 42, 2).rank_request().request().open_session());
     ASSERT_TRUE(link_->Join(join, std::make_shared<RecordingSink>(), [](const auto&) {}));
     link_->Dial(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()), &queue_);
   }

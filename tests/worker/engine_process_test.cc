@@ -140,55 +140,41 @@ TEST(EngineProcess, StoppedProcessIsKilledOnceItHasBeenSilentForTooLong) {
   ExpectLost(*status, "no sign of life");
 }
 
-// A gate whose only turn another user has.
-class BusyGate {
- public:
-  TurnGate& gate() { return gate_; }
-  // Waits until so many lanes wait.
-  bool AwaitLanes(std::size_t lanes) {
-    return Soon([&] { return gate_.waiting() == lanes; });
+// An engine whose lane waits for its turn, because another user has the only one.
+class WaitingLane : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(scripted_.engine_.ok()) << scripted_.engine_.status();
+    bucket_.exchange()->gather = [this](std::size_t, std::size_t, std::byte*) { ++gathers_; };
+    (*scripted_.engine_)->Submit(bucket_.exchange());
+    ASSERT_TRUE(Soon([this] { return gate_.waiting() == 1; }));
   }
-  void Free() { turn_ = nullptr; }
 
- private:
   TurnGate gate_{1};
   TurnGate::Client other_{&gate_, Tenant(1)};
   std::unique_ptr<TurnGate::Turn> turn_ = std::make_unique<TurnGate::Turn>(&other_, 1);
+  ScriptedEngine scripted_{"asks", nullptr, {&gate_, Tenant(2)}};
+  EngineBucket bucket_{DataType::kFloat32, 1000, 0};
+  std::atomic<int> gathers_{0};
 };
 
-TEST(EngineProcess, ALaneWaitsForItsTurn) {
-  BusyGate busy;
-  ScriptedEngine scripted("asks", nullptr, {&busy.gate(), Tenant(2)});
-  ASSERT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
-  EngineBucket bucket(DataType::kFloat32, 1000, 0);
-  std::atomic<int> gathers{0};
-  bucket.exchange()->gather = [&](std::size_t, std::size_t, std::byte*) { ++gathers; };
-  (*scripted.engine_)->Submit(bucket.exchange());
-  ASSERT_TRUE(busy.AwaitLanes(1));
-  EXPECT_EQ(gathers, 0);
-  busy.Free();
-  const auto status = bucket.Wait();
+TEST_F(WaitingLane, GoesOnInItsTurn) {
+  EXPECT_EQ(gathers_, 0);
+  turn_ = nullptr;
+  const auto status = bucket_.Wait();
   ASSERT_TRUE(status.has_value());
   ExpectLost(*status, "finished an exchange before its last chunk");
-  EXPECT_EQ(gathers, 1);
+  EXPECT_EQ(gathers_, 1);
 }
 
-TEST(EngineProcess, ALaneThatWaitsForItsTurnEndsWithItsProcess) {
-  BusyGate busy;
-  ScriptedEngine scripted("asks", nullptr, {&busy.gate(), Tenant(2)});
-  ASSERT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
-  EngineBucket bucket(DataType::kFloat32, 1000, 0);
-  std::atomic<int> gathers{0};
-  bucket.exchange()->gather = [&](std::size_t, std::size_t, std::byte*) { ++gathers; };
-  (*scripted.engine_)->Submit(bucket.exchange());
-  ASSERT_TRUE(busy.AwaitLanes(1));
-  ASSERT_EQ(kill((*scripted.engine_)->pid(), SIGKILL), 0);
-  const auto status = bucket.Wait();
+TEST_F(WaitingLane, EndsWithItsProcess) {
+  ASSERT_EQ(kill((*scripted_.engine_)->pid(), SIGKILL), 0);
+  const auto status = bucket_.Wait();
   ASSERT_TRUE(status.has_value());
   ExpectLost(*status, "was killed by signal 9");
-  *scripted.engine_ = nullptr;
-  EXPECT_EQ(gathers, 0);
-  EXPECT_EQ(busy.gate().waiting(), 0u);
+  *scripted_.engine_ = nullptr;
+  EXPECT_EQ(gathers_, 0);
+  EXPECT_EQ(gate_.waiting(), 0u);
 }
 
 TEST(EngineProcess, SettingsOfAnotherNodeAreChecked) {
