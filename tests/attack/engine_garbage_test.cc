@@ -147,7 +147,7 @@ TEST_P(EngineGarbage, FailsItsOwnEngineAndNothingElse) {
   const Trainers innocent = nodes.Join();
   ExpectAll(innocent, "register buckets=2 count=100000");
   ExpectAll(innocent, "step");
-  const int before = nodes.alpha().CountProcesses();
+  const std::size_t before = nodes.alpha().Processes().size();
 
   std::promise<std::vector<std::string>> failures;
   std::atomic<bool> begun{false};
@@ -177,7 +177,7 @@ TEST_P(EngineGarbage, FailsItsOwnEngineAndNothingElse) {
   }
   attacker.Kill();
   EXPECT_TRUE(nodes.alpha().AwaitStatus([&](const auto&) {
-    return nodes.alpha().CountProcesses() <= before;
+    return nodes.alpha().Processes().size() <= before;
   })) << "its engines have ended";
   ExpectAll(innocent, "step times=10");
   ExpectAll(innocent, "leave");

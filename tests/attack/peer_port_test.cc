@@ -465,13 +465,13 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
     while (stream->Read(&message)) {
     }
   });
-  const int before = alpha_.CountProcesses();
+  const std::size_t before = alpha_.Processes().size();
   Trainer attacker(alpha_, 1, 2, "attack", "coordinator=" + fake.address());
   const Reply refused = attacker.Join();
   EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << refused;
   EXPECT_NE(refused.message.find("'connect_engine' before its Welcome"), std::string::npos)
       << refused;
-  EXPECT_EQ(alpha_.CountProcesses(), before) << "no engine was made";
+  EXPECT_EQ(alpha_.Processes().size(), before) << "no engine was made";
   ExpectUnharmed();
 }
 
@@ -544,7 +544,7 @@ TEST_F(PeerPort, ACoordinatorHasAFewEnginesAtATime) {
   constexpr int kMost = 4;
   constexpr std::uint64_t kAsked = 40;
   std::atomic<int> refused{0};
-  std::atomic<int> most{0};
+  std::atomic<std::size_t> most{0};
   FakeCoordinator fake([&](FakeCoordinator::Stream* stream) {
     v1::AttachRequest message;
     stream->Read(&message);  // Hello
@@ -554,11 +554,11 @@ TEST_F(PeerPort, ACoordinatorHasAFewEnginesAtATime) {
     }
     // Each engine that is refused is answered at once.
     while (refused < 20 && FakeCoordinator::AwaitRefusedEngine(stream)) {
-      most = std::max(most.load(), alpha_.CountProcesses());
+      most = std::max(most.load(), alpha_.Processes().size());
       ++refused;
     }
   });
-  const int before = alpha_.CountProcesses();
+  const std::size_t before = alpha_.Processes().size();
   Trainer attacker(alpha_, 1, 2, "attack", "coordinator=" + fake.address());
   attacker.Begin(attacker.join());
   ExpectUnharmed();

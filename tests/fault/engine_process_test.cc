@@ -47,17 +47,10 @@ std::string Contents(const std::string& path) {
 // The engine processes that this daemon has started.
 std::vector<pid_t> EngineProcesses(const TestDaemon& daemon) {
   std::vector<pid_t> found;
-  DIR* const folder = opendir("/proc");
-  while (const dirent* entry = readdir(folder)) {
-    const pid_t pid = std::atoi(entry->d_name);
-    const std::string path = std::string("/proc/") + entry->d_name;
-    if (pid <= 0 || Contents(path + "/cmdline") != std::string("gradsyncd\0--engine\0", 19))
-      continue;
-    const std::string status = Contents(path + "/status");
-    const std::string parent = "\nPPid:\t" + std::to_string(daemon.pid()) + "\n";
-    if (status.find(parent) != std::string::npos) found.push_back(pid);
+  for (const pid_t pid : daemon.Processes()) {
+    const std::string command = Contents("/proc/" + std::to_string(pid) + "/cmdline");
+    if (command == std::string("gradsyncd\0--engine\0", 19)) found.push_back(pid);
   }
-  closedir(folder);
   return found;
 }
 

@@ -210,15 +210,15 @@ int TestDaemon::CountDescriptors(const std::string& text) const {
   return count;
 }
 
-int TestDaemon::CountProcesses() const {
-  int count = 0;
+std::vector<pid_t> TestDaemon::Processes() const {
+  std::vector<pid_t> found;
   std::error_code error;
   for (const auto& task :
        std::filesystem::directory_iterator("/proc/" + std::to_string(pid()) + "/task", error)) {
     std::ifstream children(task.path() / "children");
-    for (int child = 0; children >> child;) ++count;
+    for (pid_t child = 0; children >> child;) found.push_back(child);
   }
-  return count;
+  return found;
 }
 
 std::uint64_t TestDaemon::CpuNs() const {

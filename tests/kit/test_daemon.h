@@ -74,8 +74,8 @@ class TestDaemon {
   bool AwaitStatus(const std::function<bool(const v1::GetStatusResponse&)>& condition) const;
   // Counts the links in /proc/PID/fd that contain `text`.
   int CountDescriptors(const std::string& text) const;
-  // Counts the processes that the daemon has started.
-  int CountProcesses() const;
+  // The processes that the daemon has started and that have not ended.
+  std::vector<pid_t> Processes() const;
   // CPU time used so far.
   std::uint64_t CpuNs() const;
 

@@ -123,16 +123,16 @@ TEST_F(IntrospectionTest, ShowsTheJobsOfTheAskersPod) {
   ExpectSees(context, Process(kOther, kPodA), {}, 0, "another user in the pod");
 }
 
-TEST_F(IntrospectionTest, RootOfTheNodeSeesAllAndRootOfAPodItsOwn) {
+TEST_F(IntrospectionTest, RootOfTheNodeSeesAllAndRootOfAPodItsPod) {
   IntrospectionContext context = Context();
   ExpectSees(context, Process(0, kNode), kAll, 5, "root on the node");
   ExpectSees(context, Process(geteuid(), kNode), kAll, 5, "the daemon's user");
-  ExpectSees(context, Process(0, kPodA), {}, 0, "root in a pod without a job of root");
-  ExpectSees(context, Process(0, kPodB), {"root"}, 1, "root in its pod");
+  ExpectSees(context, Process(0, kPodA), {"a"}, 1, "root in a pod");
+  ExpectSees(context, Process(0, kPodB), {"b", "root"}, 2, "root in a pod with a job of root");
   ExpectSees(context, Process(0, kUnknown), {}, 0, "root, nobody knows where");
   context.pod = kPodA.pod;
   ExpectSees(context, Process(0, kPodA), kAll, 5, "root in the daemon's pod");
-  ExpectSees(context, Process(0, kPodB), {"root"}, 1, "root in another pod");
+  ExpectSees(context, Process(0, kPodB), {"b", "root"}, 2, "root in another pod");
 }
 
 TEST_F(IntrospectionTest, RootOfAPodSeesAllIfTheOptionSaysSo) {
