@@ -47,7 +47,7 @@ class UserConnections {
   // Ends connections, see above. Returns false if there is nothing to watch before the next
   // Expect().
   bool Watch(const CountedServer& server, std::uint64_t now_ns);
-  // Ends all connections: gRPC's server waits for their writes when it stops. No Expect() follows.
+  // Ends the connections that have come so far: gRPC's server waits for their writes when it stops.
   void EndAll();
 
  private:

@@ -119,8 +119,11 @@ class UserServers::Server {
   const Tenant& user() const { return user_; }
   GradsyncService& sessions() { return sessions_; }
 
-  // The two halves of its end: the first one cancels every call, the second one waits.
-  void Shutdown() { server_->Shutdown(std::chrono::system_clock::now()); }
+  // The two halves of its end: the first one ends every connection and call, the second one waits.
+  void Shutdown() {
+    connections_.EndAll();
+    server_->Shutdown(std::chrono::system_clock::now());
+  }
   // Thread-safe and idempotent. Includes the first half. Waits for streams until `deadline`.
   void Stop(std::chrono::steady_clock::time_point deadline) {
     MutexLock lock(&stop_mutex_);
@@ -128,7 +131,7 @@ class UserServers::Server {
     Shutdown();
     sessions_.Stop(deadline);
     asking_.Stop(deadline);
-    connections_.EndAll();
+    connections_.EndAll();  // those that came since
     server_->Wait();
     server_.reset();
     stopped_.store(true);
