@@ -137,7 +137,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   // Calls `take` once, now or later, on any thread. `take` handles it; with `drop` it drops a
   // message, but still handles the end. The stream may end and be destroyed within `take`.
   virtual void InTurn(const In* /*message*/, std::function<void(bool drop)> take) {
-    take(/*drop=*/false);
+    const std::function<void(bool drop)> now = std::move(take);
+    now(/*drop=*/false);
   }
   // True if a message has come and is not handled yet. Then the other side is not silent, although
   // nothing more is read. Any thread may ask.
