@@ -33,12 +33,12 @@ void UserTurns::Charge(std::uint64_t begin_ns, std::uint64_t end_ns) {
 
 std::shared_ptr<UserTurns> PeerTurns::Of(const Tenant& user) {
   MutexLock lock(&mutex_);
-  if (const auto found = users_.find(user); found != users_.end()) {
-    if (auto turns = found->second.lock()) return turns;
-  }
+  if (const auto found = users_.find(user); found != users_.end()) return found->second;
   // Anyone may name any user.
+  const std::uint64_t now_ns = clock_->NowNs();
   for (auto it = users_.begin(); it != users_.end();) {
-    it = it->second.expired() ? users_.erase(it) : std::next(it);
+    const bool unused = it->second.use_count() == 1 && it->second->HasPaid(now_ns);
+    it = unused ? users_.erase(it) : std::next(it);
   }
   auto turns = std::make_shared<UserTurns>(this, user);
   users_[user] = turns;

@@ -42,6 +42,8 @@ class UserTurns {
   // For PeerTurns.
   UserTurns(const PeerTurns* turns, const Tenant& user) : turns_(turns), user_(user) {}
 
+  // True if the user's share has paid for all that its messages have used.
+  bool HasPaid(std::uint64_t now_ns) const { return paid_ns_.load() <= now_ns; }
   // True if the user has not used up its share: a short message may be parsed and handled at once.
   bool HasShare(std::uint64_t now_ns) const;
   // Calls `take` once: within this call, or later on a thread of the executor. The message came at
@@ -85,7 +87,9 @@ class PeerTurns {
   std::atomic<bool> stopped_{false};
 
   Mutex mutex_;
-  std::map<Tenant, std::weak_ptr<UserTurns>> users_ ABSL_GUARDED_BY(mutex_);
+  // With those whose streams have ended, until they have paid: a user is not rid of what it has
+  // used by connecting again.
+  std::map<Tenant, std::shared_ptr<UserTurns>> users_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Stands for callers who have not been welcomed yet: the user that they name may be somebody else.

@@ -28,6 +28,7 @@ absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota
   Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
                       std::move(quota)};
   MutexLock lock(&mutex_);
+  if (all_ended_) return absl::UnavailableError("the daemon is stopping");
   expected_.push_back(std::move(expected));
   return absl::OkStatus();
 }
@@ -49,6 +50,10 @@ bool UserConnections::Watch(const CountedServer& server, std::uint64_t now_ns) {
 
 void UserConnections::EndAll() {
   MutexLock lock(&watch_mutex_);
+  {
+    MutexLock expecting(&mutex_);
+    all_ended_ = true;
+  }
   TakeExpected();
   for (const Connection& connection : connections_) connection.socket.End();
 }

@@ -42,12 +42,14 @@ class UserConnections {
   UserConnections(std::string user, std::uint64_t most);
 
   // gRPC is about to get a connection. Called right before AddInsecureChannelFromFd(). `quota` is
-  // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user is paused.
+  // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user is paused. UNAVAILABLE:
+  // after EndAll().
   absl::Status Expect(int descriptor, std::shared_ptr<void> quota);
   // Ends connections, see above. Returns false if there is nothing to watch before the next
   // Expect().
   bool Watch(const CountedServer& server, std::uint64_t now_ns);
-  // Ends the connections that have come so far: gRPC's server waits for their writes when it stops.
+  // Ends all connections, and refuses later ones: gRPC's server waits for their writes when it
+  // stops.
   void EndAll();
 
  private:
@@ -82,6 +84,7 @@ class UserConnections {
   GrowingPause pause_ ABSL_GUARDED_BY(watch_mutex_);
   Mutex mutex_;
   std::vector<Connection> expected_ ABSL_GUARDED_BY(mutex_);  // since the last Watch()
+  bool all_ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace gradsync::daemon

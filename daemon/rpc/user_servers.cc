@@ -119,19 +119,18 @@ class UserServers::Server {
   const Tenant& user() const { return user_; }
   GradsyncService& sessions() { return sessions_; }
 
-  // The two halves of its end: the first one ends every connection and call, the second one waits.
+  // The first half of its end: ends every connection and call. Not after Stop().
   void Shutdown() {
     connections_.EndAll();
     server_->Shutdown(std::chrono::system_clock::now());
   }
-  // Thread-safe and idempotent. Includes the first half. Waits for streams until `deadline`.
+  // All of its end. Thread-safe and idempotent. Waits for streams until `deadline`.
   void Stop(std::chrono::steady_clock::time_point deadline) {
     MutexLock lock(&stop_mutex_);
     if (server_ == nullptr) return;
     Shutdown();
     sessions_.Stop(deadline);
     asking_.Stop(deadline);
-    connections_.EndAll();  // those that came since
     server_->Wait();
     server_.reset();
     stopped_.store(true);
@@ -237,10 +236,7 @@ bool UserServers::Tick(std::uint64_t now_ns) {
     any = !servers_.empty() || !ending_.empty();
   }
   for (auto& server : unused) {
-    environment_.reaper->Run([server] {
-      server->Shutdown();
-      server->Stop(StopDeadline());
-    });
+    environment_.reaper->Run([server] { server->Stop(StopDeadline()); });
   }
   return any;
 }

@@ -16,7 +16,7 @@
 namespace gradsync::daemon {
 namespace {
 
-constexpr Tenant kAlice(1000), kBob(1001);
+constexpr Tenant kAlice(1000), kBob(1001), kCarol(1002), kDave(1003);
 constexpr std::uint64_t kMicrosecond = 1000;
 constexpr std::uint64_t kMillisecond = 1'000'000;
 
@@ -107,10 +107,17 @@ TEST_F(PeerTurnsTest, AfterTheStopMessagesAreDropped) {
   EXPECT_EQ(order, "hdd");
 }
 
-TEST_F(PeerTurnsTest, AUserIsForgottenWithTheLastStream) {
+TEST_F(PeerTurnsTest, AUserWithoutStreamsIsForgottenOnceItHasPaid) {
   EXPECT_EQ(turns_.Of(kAlice), alice_);
+  EXPECT_TRUE(Handle(alice_, MessageWeight::kLight, 20 * kMillisecond));
   const std::weak_ptr<UserTurns> watched = alice_;
   alice_ = nullptr;
+  turns_.Of(kCarol);
+  EXPECT_FALSE(watched.expired());
+  EXPECT_FALSE(Handle(turns_.Of(kAlice), MessageWeight::kLight)) << "it connects again";
+  executor_.RunAll();
+  clock_.Advance(100 * kMillisecond);
+  turns_.Of(kDave);
   EXPECT_TRUE(watched.expired());
   EXPECT_TRUE(Handle(turns_.Of(kAlice), MessageWeight::kLight));
 }

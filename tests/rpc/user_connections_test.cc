@@ -64,6 +64,17 @@ TEST_F(UserConnectionsTest, WatchesWhileThereIsAConnection) {
   EXPECT_FALSE(one.held());
 }
 
+TEST_F(UserConnectionsTest, EndAllEndsThoseThatHaveComeAndRefusesOthers) {
+  const Pair watched = Open(), expected = Open(), late = Open();
+  ASSERT_TRUE(Expect(watched).ok());
+  WatchAt(now_ns_);
+  ASSERT_TRUE(Expect(expected).ok());
+  connections_.EndAll();
+  EXPECT_TRUE(watched.ended());
+  EXPECT_TRUE(expected.ended());
+  EXPECT_EQ(Expect(late).code(), absl::StatusCode::kUnavailable);
+}
+
 TEST_F(UserConnectionsTest, ForgetsSoonWhenManyHaveCome) {
   std::vector<Pair> pairs;
   for (int i = 0; i < 100; ++i) ASSERT_TRUE(Expect(pairs.emplace_back(Open())).ok());
