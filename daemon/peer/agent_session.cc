@@ -143,8 +143,20 @@ void AgentSession::OnAccepted() {
   if (context_.caller_key) caller_key_ = context_.caller_key(caller());
 }
 
+void AgentSession::Close(const absl::Status& status) {
+  std::uint64_t not_yet = 0;
+  closed_ns_.compare_exchange_strong(not_yet, context_.clock->NowNs());
+  Stream::Close(status);
+}
+
 void AgentSession::Tick(std::uint64_t now_ns) {
   workers_.Tick(now_ns);
+  // An agent that reads nothing would keep its place, even if it answers pings.
+  const std::uint64_t closed_ns = closed_ns_.load();
+  if (closed_ns != 0 && now_ns > closed_ns + kPeerSilenceNs) {
+    Cancel();
+    return;
+  }
   // Asked first: when it has been handled, heard_ns_ says so. Until then no pong is read.
   const bool has_message = HasMessage();
   const std::uint64_t heard_ns = heard_ns_.load();

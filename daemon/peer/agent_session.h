@@ -93,7 +93,8 @@ class AgentSession final
   // True if Welcome was not sent, and no message of the agent waits for its turn.
   bool silent() const { return !greeted() && !HasMessage(); }
   using Stream::caller;
-  // Pings the agent, and ends the stream if it has not answered for kPeerSilenceNs.
+  // Pings the agent. Ends the stream if for kPeerSilenceNs the agent has not answered, or has not
+  // read the stream's end.
   void Tick(std::uint64_t now_ns);
 
   // ---- For the stream
@@ -110,7 +111,7 @@ class AgentSession final
   // ---- NodeLink
   void Queue(v1::AttachResponse message) override { Stream::Queue(std::move(message)); }
   void Flush() override { Stream::Flush(); }
-  void Close(const absl::Status& status) override { Stream::Close(status); }
+  void Close(const absl::Status& status) override;
   const std::string& node_name() const override { return node_name_; }
   const std::string& address() const override { return address_; }
   const CallerKey& caller_key() const { return caller_key_; }
@@ -178,6 +179,7 @@ class AgentSession final
   std::uint32_t address_world_ = 0;
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};
+  std::atomic<std::uint64_t> closed_ns_{0};      // when this side closed the stream; 0: it has not
   std::atomic<std::uint64_t> asked_ns_{0};       // when the first unanswered ping was sent
   std::atomic<Phase> phase_{Phase::kConnected};  // written by the read side
   std::atomic<bool> silent_{false};              // why the stream ended: the node answered no ping

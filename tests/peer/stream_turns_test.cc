@@ -3,6 +3,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -192,6 +193,33 @@ TEST_F(AgentTurnsTest, AnAgentIsNotSilentWhileItsMessageWaits) {
   ASSERT_TRUE(turns_.Give(kUser));
   EXPECT_EQ(StateOf(0), RankState::kLive);
   EXPECT_EQ(StateOf(1), RankState::kLive);
+}
+
+// Else it would keep one of the places of its address, and answer pings.
+TEST_F(AgentTurnsTest, AnAgentThatNeverReadsItsEndIsGoneAfterAWhile) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 5);
+  const auto stub = v1::Peer::NewStub(grpc::CreateCustomChannel(
+      server_->address().Target(), grpc::InsecureChannelCredentials(), arguments));
+  grpc::ClientContext call;
+  const auto stream = stub->Attach(&call);
+  ASSERT_TRUE(stream->Write(HelloOf(kUser.uid)));
+  ASSERT_TRUE(turns_.Give(kStrangers));
+  // Its Welcome does not fit the window. A second Hello ends the stream.
+  ASSERT_TRUE(stream->Write(HelloOf(kUser.uid)));
+  ASSERT_TRUE(turns_.Give(kUser));
+  const auto greeted = [&] {
+    const auto sessions = server_->Sessions();
+    return std::count_if(sessions.begin(), sessions.end(),
+                         [](const auto& session) { return session->greeted(); });
+  };
+  EXPECT_EQ(greeted(), 1);
+  clock_.Advance(kPeerSilenceNs + 1);
+  for (const auto& session : server_->Sessions()) session->Tick(clock_.NowNs());
+  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) > 0 || greeted() == 0; }));
+  turns_.Free();
+  EXPECT_TRUE(Soon([&] { return greeted() == 0; }));
 }
 
 TEST_F(AgentTurnsTest, AStreamThatEndsEndsItsRanksAfterTheMessageThatWaits) {
