@@ -383,7 +383,7 @@ std::vector<OptionEntry> MakeTable() {
             EngineSettings::kMaxChunkBytes, EngineSettings::kMinChunkBytes,
             {"engine_chunk_bytes", kPeers,
              "Size of the pieces in which gradients travel between nodes. A lane uses up to five "
-             "times as much memory.",
+             "times as much memory. engine_lanes times this is at most 64MiB.",
              "1MiB"}),
       Choice<WireType>(&Options::engine_wire_type,
                        {{"same", WireType::kSame},
@@ -399,7 +399,8 @@ std::vector<OptionEntry> MakeTable() {
            {"engine_timeout", kPeers,
             "A node is lost if, for this long, another node hears nothing from it or its data "
             "does not arrive. Slow trainers do not count: step_timeout bounds them. Other users' "
-            "sums on that node do count: see reduce_threads.",
+            "sums on that node do count: see reduce_threads. Whatever this option says, a node is "
+            "also lost if its daemon does not answer the other daemon for 5 s.",
             "30s"}),
 
       Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,

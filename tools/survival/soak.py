@@ -40,6 +40,8 @@ whose second rank is on another node, a second gradsyncd. A fourth job is killed
 and begins again. Attackers run at the lowest priority: the daemon cannot keep them from using a CPU
 that the kernel gives them. Those of the peer port run as root, from an address of their own, as
 another machine would.
+
+It starts daemons of its own. Do not run it on a node in use: it slows other programs down.
 """
 _EPILOG = f"""\
 In each round one attack runs. The innocent jobs' steps are measured before it, and again while it
