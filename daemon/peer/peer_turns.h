@@ -2,9 +2,9 @@
 //
 // Two threads read the messages of all users. Such a thread handles a message at once if that takes
 // microseconds, so that a message of a step need not wait for another thread. A message that may
-// take longer waits for a turn of its user on the executor's threads. So does every message of a
-// user who has used the two threads much lately. A user's use of them is measured, and includes the
-// parsing of its messages. Pings are always answered at once.
+// take longer waits for a turn of its user on the executor's threads. If a user has used up its
+// share of the two threads, all its messages wait for turns. The time to parse them counts, too.
+// Pings are always answered at once.
 
 #ifndef DAEMON_PEER_PEER_TURNS_H_
 #define DAEMON_PEER_PEER_TURNS_H_
