@@ -227,7 +227,7 @@ class Link final : public NodeLink {
 
  private:
   const std::string name_ = "beta";
-  const EngineLimits limits_;
+  const EngineLimits limits_{};
   v1::WorkerCall last_;
 };
 
