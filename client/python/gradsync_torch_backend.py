@@ -1,7 +1,7 @@
 """Makes `torch.distributed.init_process_group("gradsync")` known to PyTorch.
 
-PyTorch calls register() when it is imported: the wheel names it as an entry point of the group
-`torch.backends`. So it imports nothing of gradsync. The first group does, in _create().
+`import torch` calls register(), because the wheel names it as an entry point of the group
+`torch.backends`. So register() imports nothing of gradsync. _create() does, for the first group.
 """
 
 from __future__ import annotations

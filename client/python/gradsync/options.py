@@ -37,8 +37,8 @@ class SessionOptions:
       rank: this process's rank, from 0.
       world_size: number of ranks of the job.
       on_rank_loss: what happens when a rank is lost. "abort" ends the job. With "hold" the running
-        step waits until another process takes the rank's place. Daemons that do not have "continue"
-        refuse it.
+        step waits until another process takes the rank's place. "continue" is not built yet: the
+        daemon refuses it.
       state_source: with "hold": who gives that process the state of the model. "survivor": a rank
         that has it, see Session.serve_state(). "trainer": the trainers themselves, for example from
         a file that each rank writes after every step.

@@ -224,9 +224,10 @@ class Session:
           InvalidArgumentError: an argument is malformed; the message names it.
           FailedPreconditionError: LAYOUT_MISMATCH; names the first difference and both ranks.
             ALREADY_REGISTERED: this rank has a layout of that name that is not closed.
+            CUDA_NOT_BUILT: the daemon was built without CUDA.
           DeadlineExceededError: names the ranks that did not come.
           ResourceExhaustedError: a quota, or the GPU's memory.
-          UnimplementedError: CUDA_UNAVAILABLE: library or daemon were built without CUDA.
+          UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA.
         """
         spec = layout_spec.spec_struct(
             name,
@@ -322,9 +323,9 @@ class Session:
 
         The state must not change from the first mark of a step (mark_ready(), end_step() or
         finish_step()) until wait_step() has returned or raised the verdict, nor while leave() or
-        finish() waits. A wait returns only when the reading has
-        stopped, also after a time-out or Ctrl-C. This takes at most 100 ms. If `read` itself is
-        running, the wait also waits for its return, 10 s at most.
+        finish() waits. A wait returns only when the reading has stopped, also after a time-out or
+        Ctrl-C. This takes at most 100 ms. If `read` itself is running, the wait also waits for its
+        return, 10 s at most.
 
         Args:
           read: returns the items (name, memory) of the state that all ranks share, with the same
