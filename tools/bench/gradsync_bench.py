@@ -104,7 +104,7 @@ Calls torch.distributed.{call} for float32 tensors of host memory, with
 
 and prints a row per size and implementation. The size is the larger tensor's: what {larger}.
 busbw = algbw * (n-1)/n for n ranks. All other columns are those of 'allreduce --help', and so is
-the order of the turns. Each rank rewrites what it gives before each of them.
+the order of the turns. Each rank rewrites what it gives before each iteration.
 """
 _DEEPSPEED = """\
 DeepSpeed is no part of 'tools/setup'. In an environment of its own, with what the tree has:

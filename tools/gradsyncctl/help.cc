@@ -68,10 +68,9 @@ long tables show the rows that need a look first: failed jobs, then those that w
 Jobs:
   JOB          the id that its trainers gave
   USER         the user id that its trainers run as
-  GEN          generation: 1 in a job's first life, 2 when it has failed and its ranks have joined
-               again
-  STATE        forming: ranks are still joining; running; FAILED: a rank was lost; ended: every
-               rank has left. Failed and ended jobs stay listed for a while
+  GEN          generation: 1 in a job's first life, 2 when its ranks have joined again
+  STATE        forming: ranks are still joining; running; FAILED: ended with an error, such as a
+               lost rank; ended: every rank has left. Failed and ended jobs stay listed for a while
   RANKS        live ranks / world size; "+1 left": one more has finished its steps; "+1 held": one
                more was lost, and the job waits for its replacement
   MISSING      ranks that have not joined
@@ -232,7 +231,7 @@ trains, in the container where the trainers run: it sees what they see.
   kernel, shared memory, memory limit   Linux 5.14; memfds; what the cgroup leaves for gradients
   socket, fd socket, daemon's user      both sockets exist, this user may connect, somebody listens
   PID namespace, user namespace         whether the daemon can tell which process a trainer is
-  descriptors                           the limit of this shell, and of the daemon if it shows
+  descriptors                           open files: the limit here; the daemon's if it is too low
   GPUs                                  /dev/nvidia* exist, and this user may use them
   CUDA driver, NCCL                     versions, as a program here finds them
                                         ($GRADSYNC_CUDA_LIBRARY)

@@ -59,8 +59,9 @@ is built, this takes seconds.
 The example starts gradsyncd in a temporary directory, and N trainers. They learn handwritten digits
 together: each computes gradients for its share of every batch and writes them into memory that it
 shares with the daemon. The daemon averages them bucket by bucket, while the backward pass still
-runs. Then one process does the same alone, and the results are compared: bit by bit for the same
-shares, to 1e-5 for whole batches. A picture shows one step, bucket by bucket.
+runs. Then one process does the same alone, twice. If it computes the same shares one by one, every
+bit of the result must be the same; if it computes whole batches, numbers may differ by 1e-5. A
+picture shows one step, bucket by bucket.
 
 With several nodes, each node has its own daemon and trainers. For root, a node is a network
 namespace with a virtual cable to the others. Otherwise it is a loopback address, and the output
