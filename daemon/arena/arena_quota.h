@@ -1,5 +1,5 @@
-// Limits how much of one kind of memory each user has: arenas on the host, arenas on GPUs, or
-// memory that the daemon itself keeps for the user.
+// Limits how much of one kind of memory each user has: arenas on the host, arenas on GPUs, engines
+// between nodes, or memory that the daemon itself keeps for the user.
 
 #ifndef DAEMON_ARENA_ARENA_QUOTA_H_
 #define DAEMON_ARENA_ARENA_QUOTA_H_

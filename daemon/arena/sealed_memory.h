@@ -42,7 +42,7 @@ class SealedMemory {
 
   enum class Populate : unsigned char { kNo, kYes };
   // Maps all of it, readable and writable. The caller unmaps it. RESOURCE_EXHAUSTED MEMORY: the
-  // process has too many mappings.
+  // process has too many mappings, or no address space left.
   absl::StatusOr<std::byte*> Map(Populate populate) const;
 
   int fd() const { return fd_; }
