@@ -33,7 +33,7 @@ class BorrowedSocket {
   // The address of this side. nullopt if the socket is closed.
   std::optional<sockaddr_storage> OwnAddress() const;
   // Ends the connection: its owner reads nothing more. False if the socket is closed, or if the
-  // process has no free descriptor, of which this call needs one for a moment.
+  // process has no free descriptor: this call needs one for a moment.
   bool End() const;
 
  private:

@@ -1,5 +1,5 @@
-// Executors run work on threads of their own, so that gRPC's threads stay free. The work maps,
-// frees and copies memory.
+// Executors run work on threads of their own, so that their callers need not wait for it. The work
+// waits for the ends of processes and servers, destroys engines, or trims memory.
 
 #ifndef DAEMON_BASE_EXECUTOR_H_
 #define DAEMON_BASE_EXECUTOR_H_
@@ -24,9 +24,8 @@ class Executor {
   virtual void Run(std::function<void()> work) = 0;
 };
 
-// One thread that runs work in the order of the calls. Its callers keep its queue bounded: each
-// session queues at most one mapping per layout, one copy per bucket and one teardown. Thread-safe.
-// The destructor runs everything that is queued.
+// One thread that runs work in the order of the calls. Its callers keep its queue bounded.
+// Thread-safe. The destructor runs everything that is queued.
 class SerialExecutor final : public Executor {
  public:
   // For an executor that lives as long as the daemon: ends the program if no thread can be started.

@@ -17,8 +17,8 @@ class GrowingPause {
   static constexpr std::uint64_t kMostNs = 32'000'000'000;
   static constexpr std::uint64_t kForgivenNs = 60'000'000'000;
 
-  // Call it when the caller does harm. If the caller is already waiting, this is an effect of what
-  // it did before: then it only waits for at least kFirstNs from now on.
+  // Call it when the caller does harm. Harm during a pause is an effect of what the caller did
+  // before: no new pause begins, but this one lasts for at least kFirstNs from now on.
   void Extend(std::uint64_t now_ns) {
     if (Lasts(now_ns)) {
       until_ns_ = std::max(until_ns_, now_ns + kFirstNs);

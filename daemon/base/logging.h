@@ -10,8 +10,8 @@
 // they are quoted, escaped and cut to kMaxLogValueBytes: a client cannot forge a line. Tokens and
 // nonces are never fields; the value of such a key is written as "[redacted]".
 //
-// Thread-safe. The job, reduce and arena rooms do not log. They return statuses; the rooms rpc,
-// session and app log those.
+// Thread-safe. The job, reduce and arena rooms do not log. They return statuses, which their
+// callers log.
 
 #ifndef DAEMON_BASE_LOGGING_H_
 #define DAEMON_BASE_LOGGING_H_

@@ -1,5 +1,5 @@
-// Runs work for users of the node on threads of its own, so that gRPC's threads stay free. The work
-// maps, frees and copies memory.
+// Runs work for users of the node on threads of its own: work that takes too long for gRPC's
+// threads.
 
 #ifndef DAEMON_BASE_USER_EXECUTOR_H_
 #define DAEMON_BASE_USER_EXECUTOR_H_
