@@ -11,7 +11,8 @@ namespace gradsync::daemon {
 
 // OK for ncclSuccess and ncclInProgress. Otherwise an error whose message has `call` and NCCL's
 // `text` and `last_error`:
-//   UNAVAILABLE  NCCL_REMOTE_LOST: a remote rank, or the network to it, is lost
+//   UNAVAILABLE  NCCL_REMOTE_LOST: a remote rank, or the network to it, is lost; or a system call
+//                inside NCCL failed
 //                NCCL_CUDA_ERROR: a CUDA call inside NCCL failed
 //   INTERNAL     NCCL_ERROR: a fault of NCCL or of this program
 absl::Status StatusOfNccl(ncclResult_t result, absl::string_view call, absl::string_view text,
