@@ -102,9 +102,9 @@ class Engine {
   virtual void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
                          std::function<void(const absl::Status&)> done) = 0;
 
-  // Fails the engine with `why`, on every node. This node sends its code, reason, message and field
-  // "node" to the others, 1 KiB of each text. Every done() follows soon. Does nothing if the engine
-  // has failed already.
+  // Fails the engine with `why`, on every node. The other nodes get the code, reason, message and
+  // field "node" of `why`, at most 1 KiB of each text. Every done() follows soon. Does nothing if
+  // the engine has failed already.
   virtual void Abort(const absl::Status& why) = 0;
 
   virtual EngineStatistics Statistics() const = 0;

@@ -1,6 +1,6 @@
-// Watches the other nodes of an engine: detects at once that another node's daemon is lost, and
-// within silence_limit that it is silent or that its data does not arrive. Sends the other nodes
-// the reason when this engine fails.
+// Watches the other nodes of an engine. Detects at once that the connection to a node has ended,
+// and within silence_limit that a node is silent or that its data does not arrive. Sends the other
+// nodes the reason when this engine fails.
 //
 // The lanes' connections alone cannot show this: a wait for a slow trainer on another node looks
 // like a wait on a lost connection.

@@ -28,8 +28,8 @@ struct TcpOptions : EngineOptions {
   std::byte* memory = nullptr;
 };
 
-// Thread-safe. Has two threads per lane, of which one reads and writes its connections, and one
-// thread that watches the other nodes. Without exchanges only the watching thread wakes up.
+// Thread-safe. Has two threads per lane: one runs its chunks, the other reads and writes its
+// connections. One more thread watches the other nodes. Without exchanges only that one wakes up.
 //
 // Only the engines of the job's nodes can connect (peer_mesh.h). Even these nodes are not trusted:
 // data that is not expected fails the engine. All nodes must have the same byte order.

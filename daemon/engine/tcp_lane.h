@@ -62,8 +62,9 @@ class TcpLane {
     virtual void Finished(const LaneWork& work) = 0;
   };
 
-  // `links`: to the nodes of `node_names`. `memory`: LaneBytes(), aligned to kSlotAlignment; null:
-  // the lane allocates it. `memory`, `owner` and `progress` must outlive this.
+  // `peers`: by node, connected; closed for this node. `memory`: LaneBytes(), aligned to
+  // kSlotAlignment; null: the lane allocates it. `memory`, `owner` and `progress` must outlive
+  // this.
   TcpLane(std::uint32_t node, const std::vector<std::string>& node_names,
           std::vector<PeerStream> peers, std::size_t chunk_bytes, std::byte* memory, Owner* owner,
           LaneProgress* progress);
