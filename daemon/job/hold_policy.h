@@ -47,8 +47,9 @@ class HoldPolicy {
   // or healing. Reason: the last rank to leave broadcasts the state of the model, and that other
   // rank may not have it.
   absl::Status StaysDuringLoss(std::uint32_t staying) const;
-  // ABORTED RANK_LOST if a lost rank had ended the running step of one layout and not that of
-  // another. Then no survivor has the state with which its replacement would have to begin.
+  // With state_source `survivor`: ABORTED RANK_LOST if a lost rank had ended the running step of
+  // one layout and not that of another. Then no survivor has the state with which its replacement
+  // would have to begin.
   absl::Status StepsOverlap() const;
   // ABORTED RANK_LOST if others have waited for a lost rank for hold_timeout. Called at each tick.
   absl::Status HeldTooLong(std::uint64_t now_ns);

@@ -67,7 +67,7 @@ class JobTable final : public JobFinder {
   // Checks the jobs' deadlines, and retires empty jobs.
   void Tick();
   void EndAll(const absl::Status& why);
-  // Ends the jobs that are between steps; true once all have ended.
+  // Job::EndIfIdle() of every live job; true once all have ended.
   bool EndIdle(const absl::Status& why);
   // Live jobs, then the last jobs of each user that have ended, newest first. So a job's statistics
   // outlive its trainers.

@@ -84,8 +84,8 @@ std::uint64_t BytesOf(const LayoutPlan& plan);
 // order of reduction. Source: VLDB 2020, section 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
 //
 // Beyond the paper: the bucket of parameter 0 is ready last, and trainers wait for its reduction,
-// so it can have a smaller cap. If it is larger than last_bucket_cap_bytes, its last parameters
-// become a bucket of their own: as many as fit, and at least one.
+// so it can have a smaller cap. If it is larger than last_bucket_cap_bytes, the parameters that it
+// took last become a bucket of their own: as many as fit, and at least parameter 0.
 //   RESOURCE_EXHAUSTED  more than `max_buckets` buckets.
 absl::StatusOr<LayoutPlan> PlanLayout(const LayoutSpec& spec, std::size_t max_buckets);
 

@@ -53,7 +53,8 @@ class LayoutSet {
   // Null if no layout has this channel.
   LayoutChannel* Find(std::uint32_t channel) const;
   // The layout that `rank` may use in steps. INVALID_ARGUMENT UNKNOWN_CHANNEL; FAILED_PRECONDITION:
-  // the rank has left, has released the layout, or waits for its replacement.
+  // the rank has left, has released the layout, or is replacing it. Or it came back after a loss,
+  // and lacks the state of the model or its memory for the layout.
   absl::StatusOr<LayoutChannel*> OfRank(std::uint32_t rank, std::uint32_t channel) const;
 
   // ---- Agreements. JobPort describes these calls: RegisterLayout, RefuseLayout, CheckReplaces and
@@ -102,7 +103,7 @@ class LayoutSet {
   std::vector<std::uint32_t> HealRanks();
   // Changes whenever a step gets its verdict.
   std::uint64_t StepsDecided() const;
-  // Why a rank that is lost now cannot be replaced: "layout 'model' is being agreed". Empty if it
+  // Why a rank that is lost now cannot be replaced: "layout 'model' was being agreed". Empty if it
   // can.
   std::string WhyNoReplacement() const;
   // The layouts that a rank which comes back after a loss has to register.
@@ -165,8 +166,8 @@ class LayoutSet {
   absl::Status CheckHas(std::uint32_t rank, const LayoutChannel& layout) const;
   // For a rank whose session came after a loss: it gets the layout that the job has.
   absl::StatusOr<LayoutChannel*> Rejoin(std::uint32_t rank, LayoutRequest request);
-  // Why no layout can be agreed now: RANKS_LEFT if some rank has left and stays, or is lost and has
-  // not come back. LOSS_POLICY for a layout on GPUs under policy `hold`. Otherwise OK.
+  // Why no layout can be agreed now: RANKS_LEFT if some rank has left and stays, or was lost and is
+  // not live again yet. LOSS_POLICY for a layout on GPUs under policy `hold`. Otherwise OK.
   absl::Status CheckCanAgree(const LayoutRequest& request) const;
   // RANKS_LEFT if some rank has left and stays. Otherwise OK.
   absl::Status RanksLeft(absl::string_view layout) const;

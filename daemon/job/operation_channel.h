@@ -71,7 +71,8 @@ class OperationChannel {
   // is another rank. An all-reduce without a rank, or with half of its data, would be wrong.
   bool DoesWithout(std::uint32_t rank, const OperationSpec& spec) const;
   // Why the loss of this rank's session ends the job: "operation 3 (broadcast of 4096 bytes from
-  // rank 0) needed it". Empty if no operation is in progress, or it can do without the rank.
+  // rank 0) needed it". Empty if no operation is in progress, if the operation can do without the
+  // rank, or if it is an all-reduce that has every rank's data already.
   std::string NeedOf(std::uint32_t rank) const;
   // The rank's session is lost, and NeedOf() is empty. The operation in progress and the next ones
   // go on without the rank, until another session of the rank has healed.

@@ -24,7 +24,7 @@ namespace gradsync::daemon {
 struct StepRecord {
   StepTimes times;       // of the step's commit, and of each bucket's marks, start and finish
   absl::Status verdict;  // OK: complete. STEP_IN_DOUBT: in doubt. Otherwise void, and why.
-  std::string used_map;  // union over the ranks; empty if every rank's map was
+  std::string used_map;  // UsedMap::Union(); empty if the step is not complete
   std::uint32_t live_ranks = 0;
   std::uint32_t divisor = 0;
   std::vector<GradientStats> stats;  // one per bucket; empty if void

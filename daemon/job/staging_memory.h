@@ -1,4 +1,5 @@
-// The window through which a rank's data moves in chunks.
+// The memory of a rank through which its broadcasts, its small all-reduces and the state of the
+// model move.
 
 #ifndef DAEMON_JOB_STAGING_MEMORY_H_
 #define DAEMON_JOB_STAGING_MEMORY_H_
@@ -9,7 +10,7 @@
 
 namespace gradsync::daemon {
 
-// One rank's staging window, mapped and populated as a whole. `data` is null for a rank on another
+// One rank's staging memory, mapped and populated as a whole. `data` is null for a rank on another
 // node.
 struct StagingMemory {
   std::shared_ptr<void> keep;
