@@ -52,9 +52,10 @@ struct PeerEnvironment {
   EngineMaker make_engine;
 };
 
-// Thread-safe. Owned by the daemon. It owns the connections and has threads of its own: two that
-// read messages, two for the turns of users, two that launch the rest of large steps, one that
-// ticks, and one for each engine that is being destroyed.
+// Thread-safe. Owned by the daemon. It owns the connections and has threads of its own: one that
+// accepts connections, one that watches them, two that read messages, two for the turns of users,
+// two that launch the rest of large steps, one that ticks, and one for each engine that is being
+// destroyed.
 class PeerService final : public JobFinder, public NodeStatusSource {
  public:
   // Starts to listen. INVALID_ARGUMENT or UNAVAILABLE says what is wrong with the address or the

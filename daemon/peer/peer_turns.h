@@ -87,8 +87,8 @@ class PeerTurns {
   std::atomic<bool> stopped_{false};
 
   Mutex mutex_;
-  // With those whose streams have ended, until they have paid: a user is not rid of what it has
-  // used by connecting again.
+  // A user whose streams have ended stays here until it has paid. So it gains nothing if it
+  // connects again.
   std::map<Tenant, std::shared_ptr<UserTurns>> users_ ABSL_GUARDED_BY(mutex_);
 };
 

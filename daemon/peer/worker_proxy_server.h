@@ -96,7 +96,7 @@ class WorkerProxyServer : public std::enable_shared_from_this<WorkerProxyServer>
   mutable Mutex mutex_;
   std::uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, Worker> workers_ ABSL_GUARDED_BY(mutex_);
-  // Calls that have not been answered, also by workers that have left workers_.
+  // Calls that have not been answered, including calls to workers that have left workers_.
   std::size_t owed_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t owed_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   SteppedCharge charge_ ABSL_GUARDED_BY(mutex_){kFreeCallBytes};
