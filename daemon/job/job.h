@@ -179,7 +179,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
 
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);
-  // Ends every session with `why`, unless a step is running that does not wait for a lost rank.
+  // Ends every session with `why` if no step is running, or if running steps wait for a lost rank.
   // True once each session's SessionEndMessage is queued.
   bool EndIfIdle(const absl::Status& why);
   // Call it when the job is empty and no rank joins it any more. Keeps only what people may still

@@ -162,8 +162,8 @@ class StateHealing {
   // How long a source may take for its offer and for each chunk, a replacement for each chunk but
   // the first, and a frozen rank for its digests.
   static constexpr std::uint64_t kSilenceNs = 30'000'000'000;
-  // How long a replacement may take for the first chunk, and from the last chunk to its digests. It
-  // may look at the first chunk late, because it still loads what an earlier transfer brought.
+  // How long a replacement may take for the first chunk, and from the last chunk to its digests.
+  // Before the first chunk it may still load what an earlier transfer brought.
   static constexpr std::uint64_t kLoadNs = 120'000'000'000;
   // How much longer a rank may take to load or to hash, per byte of the state. This value allows
   // for 100 MB/s.
