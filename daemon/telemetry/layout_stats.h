@@ -63,8 +63,8 @@ class LayoutStats {
   void RecordBucket(absl::Span<const std::uint64_t> ready_ns, std::uint64_t start_ns,
                     std::uint64_t finish_ns, std::uint64_t bytes);
 
-  // Records the commit of a step. `last_ready_ns`: the time of the last BucketReady of any rank and
-  // bucket of the step; 0 = there was none.
+  // Records the verdict of a step, given at `commit_ns`. `last_ready_ns`: the time of the last
+  // BucketReady of any rank and bucket of the step; 0 = there was none.
   void RecordStep(bool complete, std::uint64_t last_ready_ns, std::uint64_t commit_ns);
 
   // Records the statistics of a complete step's result, over all buckets.

@@ -1,4 +1,4 @@
-// The last committed steps of one layout, bucket by bucket. Introspection.GetTimeline returns them.
+// The last decided steps of one layout, bucket by bucket. Introspection.GetTimeline returns them.
 
 #ifndef DAEMON_TELEMETRY_STEP_TIMELINE_H_
 #define DAEMON_TELEMETRY_STEP_TIMELINE_H_
@@ -19,8 +19,8 @@ struct BucketTimes {
 
 struct StepTimes {
   std::uint64_t step = 0;
-  bool complete = false;  // false: void
-  std::uint64_t commit_ns = 0;
+  bool complete = false;             // false: void
+  std::uint64_t commit_ns = 0;       // of the verdict, also of a void step
   std::vector<BucketTimes> buckets;  // by index
 };
 

@@ -39,8 +39,8 @@ struct WorkerSupervisorOptions {
   // True: MPS, if it is on, serves several users at a time. False: a GPU that is shared through MPS
   // refuses trainers of any user but the daemon's.
   bool mps_multiuser = false;
-  // A bucket that is on a GPU for this long counts as hung: all ranks of all nodes were ready when
-  // it began.
+  // A bucket that is on a GPU for this long counts as hung. With the gate kAllNodes all ranks were
+  // ready when it began. With kNone this time also bounds how far one rank may be behind another.
   absl::Duration operation_limit = absl::Minutes(2);
   // How long a worker without an arena is kept for the next trainers.
   std::uint64_t idle_limit_ns = 60'000'000'000;
