@@ -26,8 +26,8 @@ namespace gradsync::daemon {
 // float64 are summed in float64. Those of the other types are summed in float32 over blocks of a
 // few thousand elements, and the blocks' sums in float64. The relative error is at most 1e-5, and
 // usually 1e-7. If float32 cannot hold a block's sum, or the block has elements that are not
-// finite, the block is read once more, while it is in the cache. The last bits of the sum depend on
-// the SIMD target and on the slices; the count does not.
+// finite, the block is read once more, while it is in the cache. The last bits of sum_of_squares
+// depend on the SIMD target and on the slices; non_finite does not.
 //
 // Thread-safe for buffers that are not shared. The number of buffers and `count` may be 0. For
 // integers and an unspecified dtype it does nothing; CombineOrderFree adds integers.

@@ -26,7 +26,7 @@ class CallLimit {
 
   // `counted`: the server's count. True: ask for the connections' counts, too, and call ToEnd().
   bool NeedsConnections(const CallCounts& counted) {
-    // Some calls that did not end have ended after all, such as those of a connection that was
+    // Calls that seemed never to end may have ended by now, such as those of a connection that was
     // closed meanwhile.
     never_end_ = std::min(never_end_, counted.open());
     return counted.open() > never_end_ + most_ || counted.started > looked_at_started_ + most_;
