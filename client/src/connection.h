@@ -123,7 +123,7 @@ class Connection final : public StreamReceiver,
   // or if the daemon has answered since.
   std::string TakeNotice() ABSL_LOCKS_EXCLUDED(notice_mutex_);
 
-  // Ends the session, unless it has already ended, and the stream. Takes at most 5 s.
+  // Ends the stream, and the session if it has not ended yet. Takes at most 5 s.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // StreamReceiver:

@@ -50,7 +50,7 @@ class DecidedSteps {
   void SkipTo(std::uint64_t step);
 
  private:
-  // While this rank has not waited for a step, other ranks may abandon the steps after it.
+  // Several, because other ranks may abandon further steps before this rank waits for the first.
   static constexpr std::size_t kKept = 8;
 
   const std::size_t outstanding_;

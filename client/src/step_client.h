@@ -157,8 +157,8 @@ class StepClient {
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Silent(std::uint64_t step, std::optional<std::size_t> bucket,
                       const DaemonSilence& silence) const;
-  // Asks the daemon which ranks are late. Returns false, and does not ask, if a wait with this
-  // time-out should not.
+  // Asks the daemon which ranks are late. Returns false, and does not ask, if `timeout` is 0 or
+  // less: such a wait returns at once.
   bool AskWhoIsLate(std::uint64_t step, absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   bool AskWhoIsLateLocked(std::uint64_t step, absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
