@@ -40,12 +40,13 @@ struct Turn {
   std::int64_t ready_ns = 0;   // the daemon has the last rank's message
   std::int64_t start_ns = 0;   // the reduction starts
   std::int64_t finish_ns = 0;  // the reduction ends
-  // How long rank 0 took, by a better clock than the caller's, where rank 0 alone works; 0: none.
+  // If rank 0 alone works: how long it took, by a better clock than the caller's; otherwise 0.
   std::int64_t own_ns = 0;
-  // CPU time, where that of the whole process would include waiting.
+  // CPU time, if that of the whole process would include waiting.
   std::optional<std::int64_t> cpu_ns;
-  // On a GPU: the caller may enqueue what needs the average; how often the host waited until then.
+  // On a GPU: from this time on the caller may enqueue what needs the average.
   std::int64_t enqueued_ns = 0;
+  // On a GPU: how often the host waited until then.
   std::uint64_t host_synchronizations = 0;
 };
 
@@ -60,7 +61,7 @@ class Contestant {
   virtual absl::Status SetUp(std::size_t bytes) = 0;
   // Valid from SetUp to TearDown; elements of the dtype.
   virtual std::byte* buffer() = 0;
-  // Copies buffer() to the memory that is reduced and back, where that is a GPU's.
+  // If the memory that is reduced is a GPU's: copy buffer() to it, and back.
   virtual absl::Status Upload() { return absl::OkStatus(); }
   virtual absl::Status Download() { return absl::OkStatus(); }
   // False for an implementation that only does comparable work: its results are not checked.

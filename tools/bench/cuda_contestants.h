@@ -14,7 +14,7 @@ namespace gradsync::bench {
 //   roofline   rank 0 alone: copies within GPU 0, as many bytes as the reduction of its ranks moves
 //   kernels    rank 0 alone: the reduction's kernels on as many buffers as GPU 0 has ranks
 //   gradsync   gradsyncd and its workers
-//   nccl       one communicator where every rank has a GPU, else one for each rank by itself
+//   nccl       one communicator of all ranks
 // Null for other names. Every call fails if CUDA's headers were missing at build time.
 std::unique_ptr<Contestant> MakeCudaContestant(const std::string& name,
                                                const ContestantOptions& options);
@@ -22,8 +22,8 @@ std::unique_ptr<Contestant> MakeCudaContestant(const std::string& name,
 // A rank of gradsync whose bucket lies on a GPU.
 std::unique_ptr<Contestant> MakeCudaGradsyncContestant(const ContestantOptions& options);
 
-// What one GPU does by itself with the buffers of its ranks: rank 0 has them all, and is the only
-// one that works. Timed by the GPU's clock.
+// This contestant and the next show what one GPU does by itself with the buffers of its ranks. Rank
+// 0 has them all, and is the only one that works. The GPU's clock measures the time.
 //
 // Combine and write-back, as a worker enqueues them. Every buffer holds rank 0's values.
 std::unique_ptr<Contestant> MakeCudaKernelsContestant(const ContestantOptions& options);

@@ -30,7 +30,7 @@ class CudaRank {
   const daemon::CudaDevice& device() const { return device_; }
   CUstream stream() const { return stream_; }
 
-  // Allocates `bytes` of host memory and frees the last one.
+  // Allocates `bytes` of host memory. Frees what the previous call has allocated.
   absl::Status AllocateHost(std::size_t bytes);
   std::byte* host() const { return host_; }
   // Allocates memory on the GPU. FreeDevice or the destructor frees all of it.
@@ -42,8 +42,8 @@ class CudaRank {
   absl::Status Download(CUdeviceptr from);
 
   absl::Status Synchronize() { return driver_->cuStreamSynchronize(stream_); }
-  // Measures by the GPU's clock what the stream takes from Start to StopNs, which waits for it. At
-  // least 1.
+  // Measures by the GPU's clock how long the stream takes from Start to StopNs. StopNs waits for
+  // the stream, and returns at least 1.
   absl::Status Start() { return driver_->cuEventRecord(begin_, stream_); }
   absl::StatusOr<std::int64_t> StopNs();
 

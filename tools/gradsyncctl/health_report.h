@@ -32,8 +32,8 @@ struct HealthReport {
 // WARN: the daemon warns or drains, or a job has failed and no later generation of it runs.
 HealthReport JudgeStatus(const v1::GetStatusResponse& status);
 
-// ERR: a service does not serve, unless the daemon drains. WARN: it warns or drains, or it serves
-// but does not tell its state: `status` is an error.
+// ERR: a service does not serve, unless the daemon drains. WARN: the daemon warns or drains, or it
+// serves but does not tell its state: `status` is an error.
 HealthReport JudgeHealth(const std::vector<ServiceHealth>& services,
                          const absl::StatusOr<v1::GetStatusResponse>& status);
 

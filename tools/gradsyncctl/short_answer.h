@@ -15,7 +15,7 @@ namespace gradsync {
 
 enum class Length { kShort, kFull };
 
-// Lines of a short answer, about: an answer of many tables shows a few rows of each.
+// About the most lines of a short answer. With many tables it has more: a few rows of each.
 inline constexpr std::size_t kMostLines = 40;
 
 // The parts of an answer that a short answer leaves out. Thread-compatible.
