@@ -30,12 +30,12 @@ using Attacks = std::map<std::string, Attack>;  // by name
 Attacks ConnectionAttacks();  // connection_attacks.cc
 Attacks SessionAttacks();     // session_attacks.cc
 
-// Runs `attack` on each of so many threads. Prints READY when each has called `begun`, which it may
-// do again.
+// Runs `attack` on each of `threads` threads. Prints READY when each has called `begun` at least
+// once.
 using Begun = std::function<void()>;
 [[noreturn]] void OnThreads(int threads,
                             const std::function<void(int thread, const Begun& begun)>& attack);
-// Runs `round` over and over on each of so many threads. Prints READY when each has run it once.
+// Runs `round` over and over on each of `threads` threads. Prints READY when each has run it once.
 [[noreturn]] void Repeat(int threads, const std::function<void(int thread)>& round);
 
 }  // namespace gradsync::attack

@@ -10,9 +10,8 @@
 
 namespace gradsync::attack {
 
-// One connection. It reads nothing, unless told to. It takes a server that reads nothing for 5 s
-// for one that has ended the connection: the kernel may say so only after a minute. Not
-// thread-safe.
+// One connection. It reads nothing, unless told to. If the server reads nothing for 5 s, the
+// connection counts as ended: the kernel may report its end only after a minute. Not thread-safe.
 class RawHttp2 {
  public:
   // `window`: the bytes of each answer that the server may send; it never gets more.
@@ -27,11 +26,11 @@ class RawHttp2 {
   bool Call(const std::string& path, const std::string& message);
   // Sends a call whose header `name` has this value.
   bool CallWithHeader(const std::string& path, const std::string& name, const std::string& value);
-  // Begins a call whose message has so many bytes, and sends the first 16 KiB of them.
+  // Begins a call whose message has `bytes` bytes, and sends the first 16 KiB of them.
   bool BeginMessage(const std::string& path, std::uint32_t bytes);
   // Sends 16 KiB more of the message that was begun last, however much the server wants.
   bool ContinueMessage();
-  // Opens so many calls and resets each at once. Then drops what the server has sent.
+  // Opens `calls` calls and resets each at once. Then drops what the server has sent.
   bool OpenAndReset(const std::string& path, int calls);
   // Opens and resets as many calls as the socket takes at once, and says that nothing more comes.
   // The connection stays.
@@ -40,7 +39,7 @@ class RawHttp2 {
   bool SendNothings();
   // The same, but 1 MiB in 64 long frames.
   bool SendBulk();
-  // Sends so many pings at once. Each is answered with 17 bytes.
+  // Sends `count` pings at once. Each is answered with 17 bytes.
   bool SendPings(int count);
   // Makes the server answer more than the socket holds, and says that nothing more comes. So the
   // server cannot finish its write. The connection stays.

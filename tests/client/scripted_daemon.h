@@ -26,7 +26,8 @@ namespace gradsync {
 // Opens one session by itself, and then only receives. Thread-safe.
 class ScriptedDaemon final : public v1::GradientSync::Service {
  public:
-  // `opened`: what SessionOpened says besides; its staging_bytes are allocated.
+  // `opened`: the SessionOpened to send, in which this class sets protocol, incarnation, generation
+  // and nonce. Allocates its staging_bytes.
   explicit ScriptedDaemon(v1::SessionOpened opened = {});
   ~ScriptedDaemon() override;
 

@@ -101,7 +101,7 @@ class GpuNodes {
   // Runs a step of every rank, with gradients `value`, `value` + 1, ..., and expects the averages.
   void AverageStep(std::uint64_t step, float value);
   void ExpectAverages(std::uint64_t step, float average);
-  // Expects that so many ranks of communicators were made so far. Only fakes count them.
+  // Expects that `count` ranks of communicators were made so far. Only fakes count them.
   void ExpectConnections(std::uint64_t count, const char* why = "");
 
  private:

@@ -27,7 +27,7 @@ class FakeCoordinator final : public v1::Peer::Service {
   std::string address() const;
 
   static v1::AttachResponse Welcome();
-  // To connect with a node that does not answer.
+  // Asks for an engine with a node that does not answer.
   static v1::AttachResponse ConnectEngine(std::uint64_t epoch);
   // Reads until an engine was refused because the job has four that have not ended. False: the
   // stream has ended.

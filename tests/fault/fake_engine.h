@@ -23,8 +23,8 @@ class FakeEngine {
   std::string Stored(const std::string& other) const;
   // Meets the other node, as soon as that node knows Stored(). False: it could not.
   bool Meet(const std::string& other);
-  // Connection 0 is that of the watch; connection k that of lane k - 1. As much as the kernel takes
-  // at once.
+  // Sends as much as the kernel takes at once. Connection 0 is that of the watch; connection k that
+  // of lane k - 1.
   void Send(std::uint32_t connection, const std::string& bytes) const;
 
  private:

@@ -33,14 +33,15 @@ class HeldExecutor final : public Executor {
 class HeldEngines {
  public:
   EngineMaker Maker();
-  // Waits until the threads of this many exchanges, of all that there were, have ended.
+  // Waits until the threads of `exchanges` exchanges have ended, counted from the beginning.
   void Await(std::uint64_t exchanges);
 
   // Exchanges and broadcasts that wait.
   std::size_t held();
   // Submissions so far.
   std::uint64_t submitted();
-  // Finishes one. OK: as an engine does whose other nodes bring what changes nothing.
+  // Finishes one. OK: the sum is this node's own, as if the other nodes added zeros. A broadcast
+  // brings the letter 'b'.
   void Finish(std::size_t which, const absl::Status& status);
   void FinishAll(const absl::Status& status);
   // The newest engine reports that it has failed.

@@ -11,7 +11,7 @@
 
 namespace gradsync::fuzz {
 
-// What the ranks of a job have heard of the daemon: without it the fuzzer would have to guess.
+// What the ranks of a job have heard from the daemon. Without it the fuzzer would have to guess.
 struct RankCounts {
   std::uint64_t step = 1;      // the next one
   std::uint64_t sequence = 1;  // of the next operation

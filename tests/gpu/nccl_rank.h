@@ -12,7 +12,8 @@ namespace gradsync::gpu {
 
 // A nonblocking communicator like the product's, in the current context. NCCL refuses two ranks on
 // one GPU unless it takes them for ranks of two machines: so each rank has a host id of its own,
-// and they are connected by sockets. The process ends the memory and the stream. Not thread-safe.
+// and they are connected by sockets. The memory and the stream live until the process ends. Not
+// thread-safe.
 class NcclRank {
  public:
   static constexpr int kRanks = 2;

@@ -93,7 +93,7 @@ class HoldWorld {
   bool Step();
   void CheckEnd();
   std::string Describe(const Event& event) const;
-  // What a message changes: it must stay the same when the message is that of a lost session.
+  // What a message can change. A message of a lost session must change none of it.
   std::array<std::size_t, 4> Effects() const;
 
   ModelRun run_;

@@ -38,7 +38,7 @@ class JobFixture : public testing::Test {
   static constexpr std::uint64_t kStepTimeoutNs = 1'000'000;
   static constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
-  // A job that all of `ranks` have joined, but not the last `absent` ones.
+  // Makes a job of `ranks` ranks. All but the last `absent` ones join it.
   void Start(std::uint32_t ranks, bool divide_by_world = false,
              std::uint64_t step_timeout_ns = kStepTimeoutNs, std::uint32_t absent = 0);
   // A layout of `buckets` buckets with four float32 each, one parameter per bucket.
@@ -90,7 +90,7 @@ class JobFixture : public testing::Test {
   std::vector<std::vector<std::unique_ptr<TrainerMemory>>> memory_;  // by channel, by rank
   std::vector<std::size_t> buckets_;                                 // by channel
   std::vector<std::string> logged_;                                  // about late ranks
-  // Of the sinks that Start() makes, as RecordingSink's. Null: nothing is called.
+  // RecordingSink's `on_message`, for the sinks that Start() makes. Null: nothing is called.
   std::function<void(const SessionMessage&)> on_message_;
 };
 

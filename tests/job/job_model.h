@@ -100,7 +100,7 @@ struct ModelOptions {
   int ranks = 2;
   std::uint64_t steps = 2;  // each trainer stops after this step number
   unsigned faults = 0;      // a bit per Action that may happen
-  int fault_budget = 0;     // at most so many faults in a schedule
+  int fault_budget = 0;     // the most faults in a schedule
   bool reduce_at_once = false;
   bool divide_by_world = false;
 };

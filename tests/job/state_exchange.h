@@ -33,8 +33,8 @@ class StateExchange {
   StateExchange(ModelRun* run, RankSession session, Send send);
 
   // What the process may do next. `lacks`: it has no state, and may ask for one. `waits`: its
-  // reader may read the state now. `frozen`: the daemon knows, or will hear, that it waits: only
-  // then it gives up a source that is silent.
+  // reader may read the state now. `frozen`: the daemon knows, or will hear, that the process
+  // waits. Only then does the daemon give up a source that is silent.
   void AddActions(bool lacks, bool waits, bool frozen, std::vector<Action>* actions) const;
   // `state` is the process's own: a load changes it. Returns true if `action` is one of these.
   bool Do(Action action, ModelState* state);
@@ -105,8 +105,8 @@ class StateExchange {
   // way.
   int requests_ = 0;
   bool hasty_ = false;
-  std::uint64_t left_transfer_ = 0;  // of its request before
-  bool left_loaded_ = false;         // what that one brought
+  std::uint64_t left_transfer_ = 0;  // of its previous request; 0: none
+  bool left_loaded_ = false;         // it had loaded the state of that transfer
   std::uint64_t transfer_ = 0;       // 0: none
   std::vector<std::uint64_t> image_;
   std::optional<StateChunkMessage> due_;

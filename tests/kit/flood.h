@@ -11,8 +11,7 @@
 namespace gradsync {
 
 // Keeps kConnections open, and makes a new one for each that the other side has closed. It calls
-// from an address that no node of a test has, so for limits of each caller it is a caller of its
-// own.
+// from an address that no node of a test has, so limits per caller count it separately.
 class Flood {
  public:
   static constexpr std::size_t kConnections = 300;

@@ -10,8 +10,8 @@
 
 namespace gradsync {
 
-// From now on this process's user may have so many threads. The limit does not hold for root: so
-// root becomes another user, which it cannot inside Bazel's sandbox.
+// From now on this process's user may have `threads` threads. The limit does not hold for root, so
+// root becomes another user. That fails in Bazel's sandbox, so these tests have the tag no-sandbox.
 inline void LimitThreads(rlim_t threads) {
   constexpr uid_t kUser = 34568;
   const rlimit limit{threads, threads};

@@ -1,4 +1,4 @@
-// Waits for what a thread of a library does, of which nothing else tells.
+// Waits until a thread of a library has done something, when nothing reports it.
 
 #ifndef TESTS_KIT_SOON_H_
 #define TESTS_KIT_SOON_H_

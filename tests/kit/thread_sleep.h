@@ -12,7 +12,7 @@ namespace gradsync {
 // The calling thread, for AwaitSleep.
 pid_t ThisThread();
 
-// Returns when the thread sleeps, or when `*returned`. `returned`: may be null.
+// Returns when the thread sleeps, or when `*returned` is true. `returned`: may be null.
 void AwaitSleep(pid_t thread, const std::atomic<bool>* returned = nullptr);
 
 }  // namespace gradsync

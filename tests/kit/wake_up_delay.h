@@ -13,8 +13,8 @@ namespace gradsync {
 // costs: a message passes through about ten threads. Each has to wake up, and then shares its core.
 //
 // `share`: how many of the measured times keep the bound: 1 all, 0.5 a median. With 1, d is the
-// longest delay. Else it is one that so few wake-ups exceed that ten in a row keep below it with
-// this probability: for a median, one in twenty is longer.
+// longest delay. Otherwise at most (1 - share) / 10 of the wake-ups are later than d, so ten in a
+// row are no later with at least the probability `share`. For a median, one in twenty is later.
 //
 // n counts all threads of the machine, an attacker's too: those have the priority of the daemon's,
 // so the kernel gives them their share of the cores whatever the daemon does. What n cannot excuse

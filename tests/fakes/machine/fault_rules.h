@@ -3,8 +3,9 @@
 //   FUNCTION CALL ACTION [CODE] [pid=PID]
 //
 // FUNCTION  the exported name, e.g. cuMemCreate or cuStreamWaitValue64_v2
-// CALL      3: the process's third call after it has read the rule; 3+: that call and all later
-// ones ACTION    error CODE   the call does nothing and returns CODE (a CUresult or ncclResult_t)
+// CALL      3            the process's third call after it has read the rule
+//           3+           that call and all later ones
+// ACTION    error CODE   the call does nothing and returns CODE (a CUresult or ncclResult_t)
 //           sticky CODE  CUDA: as error; every later call of the process returns CODE too
 //           async CODE   NCCL: the call is made; the communicator's asynchronous error is CODE
 //           hang         the call does not return while the rule exists

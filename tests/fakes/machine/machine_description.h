@@ -50,7 +50,8 @@ struct MachineDescription {
   // If true, NCCL reports a lost process as ncclRemoteError, as over sockets. Otherwise the other
   // ranks spin, as over NVLink or shared memory.
   bool nccl_reports_lost_ranks = false;
-  // On a real machine several of the GPUs may be one (isolated_test.h). Not a part of the text.
+  // On a real machine several of the GPUs may be one (isolated_test.h). FormatMachine leaves it
+  // out.
   bool may_be_one = false;
 };
 
