@@ -138,9 +138,12 @@ void AgentSession::ToWire(AgentItem item, v1::AttachResponse* out) {
 }
 
 void AgentSession::OnAccepted() {
-  heard_ns_.store(context_.clock->NowNs());
+  accepted_ns_ = context_.clock->NowNs();
+  heard_ns_.store(accepted_ns_);
   address_ = HostOfCaller(caller());
-  if (context_.caller_key) caller_key_ = context_.caller_key(caller());
+  if (!context_.caller_key) return;
+  caller_key_ = context_.caller_key(caller());
+  if (caller_key_ == CallerKey()) stranger_ = LocalStrangers();
 }
 
 void AgentSession::Close(const absl::Status& status) {
@@ -185,7 +188,7 @@ absl::Status AgentSession::Malformed(absl::string_view what) const {
 }
 
 void AgentSession::InTurn(const LazyMessage<v1::AttachRequest>* message, UserTurns::Take take) {
-  if (turns_ == nullptr) turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : kStrangers);
+  if (turns_ == nullptr) turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : stranger_);
   const auto turns = turns_;  // this session may end within the call
   const std::uint64_t begin_ns = context_.clock->NowNs();
   const v1::AttachRequest* parsed = nullptr;
@@ -329,6 +332,8 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
       !(hello.token_hash().empty() || hello.token_hash().size() == kHashBytes)) {
     return Malformed("Hello with a field that is empty, too long or not printable");
   }
+  // Nobody has this user id. Its turns are those of strangers, and they must be short.
+  if (hello.uid() == kStrangers.uid) return Malformed("Hello for a job of no user");
   if (absl::Status allowed = CheckCaller(hello); !allowed.ok()) return allowed;
   if (hello.protocol() != kPeerProtocol) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kVersion,
@@ -384,7 +389,9 @@ absl::Status AgentSession::CheckNeed(std::uint64_t now_ns) {
 absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
   if (context_.tls) return absl::OkStatus();
   const std::string address = caller();
-  const std::string stranger = WhyStranger(address, [&] { return context_.own_ends(address); });
+  SocketTable* const sockets = CanFindOwners() ? nullptr : context_.sockets;
+  const std::string stranger = WhyStranger(
+      address, [&] { return context_.own_ends(address); }, sockets, accepted_ns_);
   if (stranger.empty()) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kPermissionDenied, reason::kPeerRefused,

@@ -32,6 +32,7 @@
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_turns.h"
 #include "daemon/peer/remote_worker.h"
+#include "daemon/peer/socket_table.h"
 #include "daemon/peer/stepped_charge.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/server_stream.h"
@@ -58,6 +59,8 @@ struct AgentSessionContext {
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The CallerKey of a caller, from gRPC's name for it.
   std::function<CallerKey(const std::string& caller)> caller_key;
+  // Says whose a connection is, without TLS and where the kernel does not (CanFindOwners()).
+  SocketTable* sockets = nullptr;
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;
   // How long other nodes' workers are kept for the next trainers.
@@ -156,10 +159,12 @@ class AgentSession final
   const std::shared_ptr<void> counted_;
   const AgentSessionContext& context_;
 
-  // Written by OnHello(), before others know this session.
+  // Written by OnAccepted() and OnHello(), before others know this session.
   std::string node_name_ = "(unknown)";
   std::string address_;
   CallerKey caller_key_;
+  Tenant stranger_ = kStrangers;  // whose turns it has before Welcome
+  std::uint64_t accepted_ns_ = 0;
   EngineLimits engine_limits_;
   JobKey key_;
   std::shared_ptr<NodeGroup> node_group_;

@@ -296,7 +296,10 @@ void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
   // Without TLS anyone can answer. On this machine the kernel knows who does.
   if (!context_.tls) {
     const std::string address = call_.peer();
-    const std::string stranger = WhyStranger(address, [&] { return OwnEndsTo(address); });
+    SocketTable table(context_.clock);  // of its own: a read takes time from its own user alone
+    const std::string stranger = WhyStranger(
+        address, [&] { return OwnEndsTo(address); }, CanFindOwners() ? nullptr : &table,
+        context_.clock->NowNs());
     if (!stranger.empty()) {
       return Refuse(absl::StrCat("it is ", stranger, ", and the peer port has no TLS"));
     }

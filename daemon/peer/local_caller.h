@@ -11,22 +11,13 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "daemon/engine/socket_owner.h"
+#include "daemon/peer/socket_table.h"
 
 namespace gradsync::daemon {
 
 // The end that gRPC names "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711". Its `interface` is 0.
 // nullopt: the text is neither.
 std::optional<TcpEnd> EndOfCaller(absl::string_view text);
-
-// The users whose connected TCP sockets have the local address `address`, for example
-// "ipv4:127.0.0.1:4711" or "ipv6:%5B::1%5D:4711" as gRPC names it. With `remote_port`, only sockets
-// that are connected to that port. Closed sockets do not count: the kernel no longer knows their
-// user. There can be several users if sockets share a port (SO_REUSEADDR).
-//
-// `tables`: the contents of /proc/net/tcp and /proc/net/tcp6 (proc(5)), one after the other.
-std::vector<std::uint32_t> UsersAt(absl::string_view address,
-                                   std::optional<std::uint16_t> remote_port,
-                                   absl::string_view tables);
 
 // This process's ends of its connections to `address`, which is as above. It looks at each of its
 // descriptors: with tens of thousands that takes tens of milliseconds.
@@ -41,8 +32,12 @@ bool IsOwnAddress(const std::string& host);
 // of its connections with `address`. It is called only for an address of this network namespace. If
 // there are several connections, one of these users must own the other end of each. If this machine
 // translates the addresses (NAT), the other end is not found.
+//
+// `table` is asked where the kernel does not answer about one connection, that is without
+// CanFindOwners(); null: the kernel does. The connection was there at `since_ns`.
 std::string WhyStranger(absl::string_view address,
-                        absl::FunctionRef<std::vector<TcpEnd>()> own_ends);
+                        absl::FunctionRef<std::vector<TcpEnd>()> own_ends, SocketTable* table,
+                        std::uint64_t since_ns);
 
 }  // namespace gradsync::daemon
 

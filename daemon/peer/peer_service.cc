@@ -22,6 +22,7 @@
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_server.h"
 #include "daemon/peer/peer_turns.h"
+#include "daemon/peer/socket_table.h"
 #include "daemon/worker/engine_memory.h"
 #include "proto/gradsync/limits.h"
 
@@ -161,6 +162,7 @@ class PeerService::Impl {
     context.address_jobs = &address_jobs_;
     context.caller_key = [this](const std::string& caller) { return server_->CallerAt(caller); };
     context.own_ends = [this](const std::string& caller) { return server_->OwnEnds(caller); };
+    context.sockets = &sockets_;
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };
     return context;
   }
@@ -246,6 +248,7 @@ class PeerService::Impl {
   PeerTurns turns_{environment_.clock, turn_threads_.get()};
   EngineQuota engines_;
   AddressJobs address_jobs_;
+  SocketTable sockets_{environment_.clock};
   // Destroying an engine that is connecting can take 10 s. Other jobs do not wait for it.
   std::unique_ptr<ConcurrentExecutor> reaper_ =
       std::make_unique<ConcurrentExecutor>(engines_.total());

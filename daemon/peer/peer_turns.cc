@@ -45,4 +45,8 @@ std::shared_ptr<UserTurns> PeerTurns::Of(const Tenant& user) {
   return turns;
 }
 
+Tenant LocalStrangers() {
+  return Tenant(kStrangers.uid, PodId::Parse("00000000000000000000000000000001").value_or(PodId()));
+}
+
 }  // namespace gradsync::daemon

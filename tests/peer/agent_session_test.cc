@@ -12,6 +12,7 @@
 
 #include "daemon/base/logging.h"
 #include "daemon/job/job.h"
+#include "daemon/peer/peer_turns.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/job/manual_executor.h"
@@ -115,6 +116,12 @@ TEST_F(AgentSessionTest, AnAgentSaysWhatItsEnginesMayHave) {
   EXPECT_EQ(limits(UINT32_MAX, UINT64_MAX), limits(0, 0));
   EXPECT_EQ(limits(1, 1), std::pair(1, std::uint64_t{EngineSettings::kMinChunkBytes}));
   EXPECT_EQ(limits(1, 65537), std::pair(1, std::uint64_t{65536}));
+}
+
+// All strangers would wait for what it sends then.
+TEST_F(AgentSessionTest, NobodyHasTheUserIdOfStrangers) {
+  agent_->OnMessage(HelloOf(kStrangers.uid));
+  EXPECT_FALSE(agent_->greeted());
 }
 
 // It may be a stranger's, and others may need the place.

@@ -5,31 +5,23 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
+#include "absl/strings/str_format.h"
+#include "daemon/base/clock.h"
 #include "daemon/engine/local_address.h"
+#include "daemon/peer/socket_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::daemon {
 namespace {
 
-constexpr char kTables[] =
-    "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout "
-    "inode\n"
-    "   0: 0100007F:1CF9 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n"
-    "   1: 0100007F:1267 0100007F:1CF9 01 00000000:00000000 00:00000000 00000000  1000        0 2\n"
-    "  sl  local_address                         remote_address                        st\n"
-    "   0: 00000000000000000000000001000000:1268 00000000000000000000000001000000:1CF9 01 "
-    "00000000:00000000 00:00000000 00000000  1001        0 3\n"
-    "   1: 0000000000000000FFFF00000200007F:1269 0000000000000000FFFF00000100007F:1CF9 01 "
-    "00000000:00000000 00:00000000 00000000  1002        0 4\n";
-
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -53,44 +45,6 @@ TEST(EndOfCallerTest, ReadsWhatGrpcSays) {
        {"", "ipv4:", "ipv4:x:1", "ipv4:127.0.0.1:x", "ipv4:127.0.0.1:65536", "unix:/run/x.sock"}) {
     EXPECT_FALSE(EndOfCaller(text).has_value()) << text;
   }
-}
-
-TEST(LocalCallerTest, UserOfTheCallersSocketIsFound) {
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 7417, kTables), ElementsAre(1000));
-  EXPECT_THAT(UsersAt("ipv6:%5B::1%5D:4712", 7417, kTables), ElementsAre(1001));
-  EXPECT_THAT(UsersAt("ipv6:[::1]:4712", 7417, kTables), ElementsAre(1001));
-}
-
-TEST(LocalCallerTest, MappedAddressIsTheSameAddress) {
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.2:4713", 7417, kTables), ElementsAre(1002));
-  EXPECT_THAT(UsersAt("ipv6:%5B::ffff:127.0.0.2%5D:4713", 7417, kTables), ElementsAre(1002));
-  EXPECT_THAT(UsersAt("ipv6:%5B::ffff:127.0.0.1%5D:4711", 7417, kTables), ElementsAre(1000));
-}
-
-// A process can share the port of another user's socket, and so come first in the table.
-TEST(LocalCallerTest, EveryUserOfASharedPortIsFound) {
-  const std::string shared = absl::StrCat(
-      kTables,
-      "   9: 0100007F:1267 0200007F:1CF9 01 00000000:00000000 00:00000000 00000000     0        0 "
-      "5\n");
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 7417, shared), ElementsAre(1000, 0));
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", std::nullopt, shared), ElementsAre(1000, 0));
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", 80, shared), IsEmpty());
-}
-
-TEST(LocalCallerTest, ProcessOfAnotherMachineHasNoUserHere) {
-  for (const char* address :
-       {"ipv4:127.0.0.1:4712", "ipv4:10.0.0.1:4711", "ipv4:127.0.0.1:9", "ipv6:%5B::2%5D:4712",
-        "unix:/run/x.sock", "", "ipv4:", "ipv4:x:1", "ipv4:127.0.0.1:x"}) {
-    EXPECT_THAT(UsersAt(address, std::nullopt, kTables), IsEmpty()) << address;
-  }
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", std::nullopt, ""), IsEmpty());
-}
-
-TEST(LocalCallerTest, SocketsThatListenOrWereClosedDoNotCount) {
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:7417", std::nullopt, kTables), IsEmpty());
-  const std::string closed = absl::StrReplaceAll(kTables, {{" 01 ", " 08 "}});
-  EXPECT_THAT(UsersAt("ipv4:127.0.0.1:4711", std::nullopt, closed), IsEmpty());
 }
 
 // Both ends of a connection of this process.
@@ -131,8 +85,10 @@ class Connection {
 };
 
 // What the accepting side asks about its caller.
-std::string WhyCallerIsStranger(const Connection& connection) {
-  return WhyStranger(connection.caller(), [&] { return std::vector<TcpEnd>{connection.end()}; });
+std::string WhyCallerIsStranger(const Connection& connection, SocketTable* table = nullptr) {
+  return WhyStranger(
+      connection.caller(), [&] { return std::vector<TcpEnd>{connection.end()}; }, table,
+      MonotonicNowNs());
 }
 
 TEST(LocalCallerTest, OwnConnectionIsNoStranger) {
@@ -146,10 +102,34 @@ TEST(LocalCallerTest, ClosedConnectionIsAStranger) {
   EXPECT_THAT(WhyCallerIsStranger(own), HasSubstr("closed its connection"));
 }
 
+// Where the kernel does not answer about one connection.
+TEST(LocalCallerTest, TheKernelsTablesSayTheSame) {
+  const MonotonicClock clock;
+  SocketTable table(&clock);
+  Connection own;
+  EXPECT_EQ(WhyCallerIsStranger(own, &table), "");
+  own.Close();
+  EXPECT_THAT(WhyCallerIsStranger(own, &table), HasSubstr("closed its connection"));
+}
+
+TEST(LocalCallerTest, AnotherUserInTheTablesIsAStranger) {
+  const MonotonicClock clock;
+  const Connection own;
+  const std::uint32_t somebody = geteuid() + 1;
+  const TemporaryDirectory folder;
+  const std::string file = folder.File("tcp");
+  std::ofstream(file) << absl::StrFormat(
+      "   1: 0100007F:%04X 0100007F:%04X 01 00000000:00000000 00:00000000 00000000 %u 0 2\n",
+      EndOfCaller(own.caller())->port, own.port(), somebody);
+  SocketTable table(&clock, {file});
+  EXPECT_THAT(WhyCallerIsStranger(own, &table), HasSubstr(absl::StrCat("user ", somebody, " ")));
+}
+
 TEST(LocalCallerTest, ConnectionThatThisProcessHasClosedIsAStranger) {
   Connection own;
   const auto none = [] { return std::vector<TcpEnd>(); };
-  EXPECT_THAT(WhyStranger(own.caller(), none), HasSubstr("closed its connection"));
+  EXPECT_THAT(WhyStranger(own.caller(), none, nullptr, MonotonicNowNs()),
+              HasSubstr("closed its connection"));
 }
 
 TEST(LocalCallerTest, OtherMachinesAreNotJudged) {
@@ -157,8 +137,8 @@ TEST(LocalCallerTest, OtherMachinesAreNotJudged) {
     ADD_FAILURE() << "asked for this process's ends";
     return std::vector<TcpEnd>();
   };
-  EXPECT_EQ(WhyStranger("ipv4:192.0.2.1:4711", never), "");
-  EXPECT_EQ(WhyStranger("ipv6:%5B2001:db8::1%5D:4711", never), "");
+  EXPECT_EQ(WhyStranger("ipv4:192.0.2.1:4711", never, nullptr, MonotonicNowNs()), "");
+  EXPECT_EQ(WhyStranger("ipv6:%5B2001:db8::1%5D:4711", never, nullptr, MonotonicNowNs()), "");
 }
 
 TEST(LocalCallerTest, OwnEndsOfAConnectionAreFound) {

@@ -270,6 +270,24 @@ TEST_F(AgentTurnsTest, ALongMessageOfAStrangerIsRefusedUnparsed) {
   ExpectRefused("the first message is not Hello");
 }
 
+// The kernel does not say who the caller is.
+class LocalStrangerTurnsTest : public AgentTurnsTest {
+ protected:
+  LocalStrangerTurnsTest() {
+    node_.context.caller_key = [](const std::string& /*caller*/) { return CallerKey(); };
+  }
+};
+
+// To find out who they are takes time.
+TEST_F(LocalStrangerTurnsTest, OtherStrangersDoNotWaitForUnknownCallersOfThisMachine) {
+  ASSERT_TRUE(stream_->Write(HelloOf(kUser.uid)));
+  ASSERT_TRUE(turns_.Give(LocalStrangers()));
+  v1::AttachResponse response;
+  ASSERT_TRUE(stream_->Read(&response));
+  EXPECT_TRUE(response.has_welcome());
+  EXPECT_EQ(turns_.Held(kStrangers), 0u);
+}
+
 // ---- On an agent
 
 // Runs a script on the stream of an agent. The stream ends when the script returns.
