@@ -21,6 +21,7 @@
 #include "daemon/base/heap_trimmer.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/tenant.h"
+#include "daemon/base/trim_ticker.h"
 #include "daemon/base/version.h"
 #include "daemon/config/option_table.h"
 #include "daemon/job/job_table.h"
@@ -180,6 +181,7 @@ struct Daemon::Rooms {
   std::unique_ptr<FairExecutor> copier;    // copies and unmaps for jobs, which must not wait
   HeapTrimmer trimmer{&worker_reaper};     // before its executor, which runs to the end first
   SerialExecutor worker_reaper;            // waits for the ends of workers
+  TrimTicker trims{&trimmer, &clock};      // outlives those who tell it that they use the daemon
   std::shared_ptr<WorkerSupervisor> workers;
   GpuReducer gpu_reducer;
   JobTable jobs;
@@ -210,6 +212,7 @@ absl::Status Daemon::Rooms::StartPeers() {
   environment.make_engine = [this](const EngineSpec& spec) {
     return MakeEngineProcess(spec, &lane_turns);
   };
+  environment.used = [this] { trims.Used(); };
   auto started = PeerService::Start(PeerOptionsOf(options), environment);
   if (!started.ok()) return started.status();
   peers = *std::move(started);
@@ -266,10 +269,7 @@ absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
     sessions.Tick();
     const bool any_server = servers->Tick(clock.NowNs());
     const bool any_worker = workers->Tick();
-    if (!any_server && !any_worker && sessions.Sessions().empty()) {
-      return trimmer.TickUnused(clock.NowNs());
-    }
-    trimmer.Tick(clock.NowNs());
+    if (any_server || any_worker || !sessions.Sessions().empty()) trims.Used();
     return any_server || any_worker;
   };
   std::uint64_t watchdog_us = 0;

@@ -19,7 +19,7 @@ void Ticker::Stop() {
 void Ticker::Wake() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    active_ = true;
+    if (std::exchange(active_, true)) return;
   }
   changed_.notify_all();
 }

@@ -11,11 +11,13 @@
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/engine/socket_owner.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/local_caller.h"
 #include "daemon/peer/node_name.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/peer/reach_probe.h"
+#include "daemon/peer/socket_table.h"
 
 namespace gradsync::daemon {
 namespace {

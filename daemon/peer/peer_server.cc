@@ -80,7 +80,9 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
   return made;
 }
 
-void PeerServer::Accept(const AgentSessionContext& context, std::function<void()> accepted) {
+void PeerServer::Accept(const AgentSessionContext& context, std::function<void()> accepted,
+                        std::function<void()> used) {
+  used_ = std::move(used);
   StreamAcceptor<AgentSession>::Hooks hooks;
   hooks.make = [this, &context] { return std::make_shared<AgentSession>(context, streams_.Add()); };
   hooks.request = service_.RequestOf<AgentSession>(0);
@@ -161,7 +163,10 @@ bool PeerServer::WatchCalls() {
   if (call_limit_.NeedsConnections(counted)) EndBusiest(counted);
   // A connection is counted once its handshake has ended.
   const std::uint64_t handshake_ns = std::uint64_t{2} * kHandshakeTimeoutMs * 1'000'000;
-  return counted_.HasConnections() || MonotonicNowNs() < connected_ns_.load() + handshake_ns;
+  const bool connected =
+      counted_.HasConnections() || MonotonicNowNs() < connected_ns_.load() + handshake_ns;
+  if (connected && used_) used_();
+  return connected;
 }
 
 void PeerServer::EndBusiest(const CallCounts& counted) {

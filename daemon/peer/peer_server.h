@@ -56,9 +56,11 @@ class PeerServer {
   // The queue for this daemon's streams to other daemons. The server's threads serve it.
   grpc::CompletionQueue* queue() { return dispatcher_->queue(); }
 
-  // Starts to accept streams and to handle messages. `context` outlives the server; `accepted` is
-  // called after each new session.
-  void Accept(const AgentSessionContext& context, std::function<void()> accepted);
+  // Starts to accept streams and to handle messages. `context` outlives the server. `accepted` is
+  // called after each new session. `used`, unless it is null, is called every kWatchPeriod while
+  // somebody is connected.
+  void Accept(const AgentSessionContext& context, std::function<void()> accepted,
+              std::function<void()> used = nullptr);
   // The CallerKey of a caller, from gRPC's name for it.
   CallerKey CallerAt(absl::string_view caller) { return listener_->CallerAt(caller); }
   // This process's ends of its connections with a caller, as gRPC names it.
@@ -102,6 +104,7 @@ class PeerServer {
   CountedServer counted_;                       // constant after Listen()
   std::atomic<std::uint64_t> connected_ns_{0};  // when the last connection came
   // The watcher's.
+  std::function<void()> used_;  // constant after Accept()
   std::uint64_t looked_at_bytes_ns_ = 0;
   // The watcher's. A connection has more calls than it may have at a time if it has reset some, or
   // if the client has not acknowledged the limit.

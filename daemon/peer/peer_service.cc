@@ -81,7 +81,8 @@ class PeerService::Impl {
         links_(LinkOptions(credentials, coordinators)),
         ticker_(kTick, [this] { return Tick(); }) {
     NoteExposure();
-    server_->Accept(agent_context_, [this] { ticker_.Wake(); });
+    server_->Accept(
+        agent_context_, [this] { ticker_.Wake(); }, environment_.used);
   }
 
   ~Impl() {

@@ -50,6 +50,8 @@ struct PeerEnvironment {
   UserExecutor* executor = nullptr;  // frees sessions' memory
   const Clock* clock = nullptr;
   EngineMaker make_engine;
+  // Called several times a second while somebody is connected to the peer port; null: nobody asks.
+  std::function<void()> used;
 };
 
 // Thread-safe. Owned by the daemon. It owns the connections and has threads of its own: one that

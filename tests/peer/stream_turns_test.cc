@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -18,6 +19,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/fair_executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/engine/caller.h"
 #include "daemon/job/job.h"
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/peer/peer_server.h"
@@ -102,7 +104,8 @@ class AgentTurnsTest : public testing::Test {
     auto server = PeerServer::Listen({"127.0.0.1", 0, true}, grpc::InsecureServerCredentials());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    server_->Accept(node_.context, [] {});
+    server_->Accept(
+        node_.context, [] {}, [this] { used_.store(true); });
     stub_ = v1::Peer::NewStub(
         grpc::CreateChannel(server_->address().Target(), grpc::InsecureChannelCredentials()));
     stream_ = stub_->Attach(&call_);
@@ -160,7 +163,13 @@ class AgentTurnsTest : public testing::Test {
   grpc::ClientContext call_;
   std::unique_ptr<Stream> stream_;
   bool shut_down_ = false;
+  std::atomic<bool> used_{false};
 };
+
+// Also if it says nothing. What it makes the daemon allocate goes back to the system.
+TEST_F(AgentTurnsTest, WhoIsConnectedUsesTheDaemon) {
+  EXPECT_TRUE(Soon([this] { return used_.load(); }));
+}
 
 TEST_F(AgentTurnsTest, MessagesAreHandledInOrder) {
   Attach();
