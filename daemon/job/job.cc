@@ -463,13 +463,27 @@ void Job::HealRanks(DeferredActions* actions) {
 }
 
 void Job::MaybeResume(DeferredActions* actions) {
-  if (members_.stayed().empty() || !members_.AllHaveLeft()) return;
+  if (resuming_ || members_.stayed().empty() || !members_.AllHaveLeft()) return;
+  resuming_ = layouts_.WriteMissedWords(
+      [this] {
+        const auto self = shared_from_this();
+        Transaction transaction(this);
+        resuming_ = false;
+        if (phase_ == Phase::kActive) Resume(transaction.actions());
+        MaybeEnd(transaction.actions());
+      },
+      actions);
+  if (!resuming_) Resume(actions);
+}
+
+void Job::Resume(DeferredActions* actions) {
+  if (members_.stayed().empty()) return;  // they have left for good meanwhile
   // No step, agreement or operation can be running: each of them has at least one rank that takes
   // part.
   const LeaveDoneMessage done{members_.stayed().back(), operations_.next_sequence(),
                               layouts_.NextSteps()};
   for (const std::uint32_t rank : members_.Resume()) {
-    layouts_.RankResumed(rank, actions);
+    layouts_.RankResumed(rank);
     operations_.RankResumed(rank);
     members_.Send(rank, done, actions);
   }
@@ -590,7 +604,9 @@ bool Job::Ended(RankSession session) const {
          member.incarnation != session.incarnation;
 }
 
-bool Job::InFlight() const { return operations_.busy() || layouts_.in_flight() || healing_.busy(); }
+bool Job::InFlight() const {
+  return resuming_ || operations_.busy() || layouts_.in_flight() || healing_.busy();
+}
 
 std::string Job::MissingInStep(std::uint32_t channel, std::uint64_t step) const {
   MutexLock lock(&mutex_);

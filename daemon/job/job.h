@@ -228,8 +228,11 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets the ranks that have healed take part in operations again, and tells them so.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // If every rank has left, lets those that stayed take part again.
+  // If every rank has left, lets those that stayed take part again. If they have many done words,
+  // the executor writes these first: a trainer's memory may be swapped out, and threads of all
+  // users wait for this lock.
   void MaybeResume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Resume(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The session's messages no longer count.
   bool Ended(RankSession session) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Lets transfers of the state go on, and ends the job if survivors have different states.
@@ -242,7 +245,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool EmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A reduction or copy touches the memory of some session.
+  // A piece of work touches the memory of some session.
   bool InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ArenaQuota::Reservation charge_;  // first: given back when everything else is freed
@@ -265,7 +268,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   RankRules rules_ ABSL_GUARDED_BY(mutex_);
   HoldPolicy hold_ ABSL_GUARDED_BY(mutex_);
   Phase phase_ ABSL_GUARDED_BY(mutex_) = Phase::kActive;
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);  // why the job has ended; OK in kActive
+  bool resuming_ ABSL_GUARDED_BY(mutex_) = false;  // the executor writes words before Resume()
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);       // why the job has ended; OK in kActive
 };
 
 }  // namespace gradsync::daemon

@@ -677,28 +677,25 @@ bool LayoutChannel::RankWaits() const {
   return waits && lacks;
 }
 
-void LayoutChannel::RankResumed(std::uint32_t rank, DeferredActions* actions) {
+void LayoutChannel::RankResumed(std::uint32_t rank) {
   reductions_.Rebind();
   // LeaveDone gives the rank the next step's number, so no message about an older step is in
   // flight.
   last_ended_[rank] = step() - 1;
+}
+
+void LayoutChannel::AddMissedWords(std::uint32_t rank,
+                                   std::vector<std::function<void()>>* pieces) const {
   const RankMemory* const memory = agreement_.memory(rank);
-  if (memory == nullptr || memory->semaphores == nullptr) return;
-  const std::shared_ptr<SemaphorePage>& page = memory->semaphores;
+  const std::uint64_t last = step() - 1;
+  if (memory == nullptr || memory->semaphores == nullptr || last == 0) return;
   const std::size_t buckets = plan_.buckets.size();
-  // The words now, before the next step's. To wake waits for steps that the rank has missed takes
-  // longer, and may be late.
-  for (std::size_t i = 0; i < buckets; ++i) page->SetDone(i, step() - 1);
-  const auto wake = [page](std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) page->WakeDone(i);
-  };
-  if (buckets * members_->world_size() <= kSignalledAtOnce) return wake(0, buckets);
-  Pieces wakes([] {});
   for (std::size_t begin = 0; begin < buckets; begin += kSignalsPerTurn) {
     const std::size_t end = std::min(buckets, begin + kSignalsPerTurn);
-    wakes.Add([wake, begin, end] { wake(begin, end); });
+    pieces->push_back([page = memory->semaphores, begin, end, last] {
+      for (std::size_t i = begin; i < end; ++i) page->SignalDone(i, last);
+    });
   }
-  wakes.Begin(actions);
 }
 
 void LayoutChannel::ReleaseMemory(DeferredActions* actions) {

@@ -148,7 +148,10 @@ class LayoutChannel {
   // True once some step was complete: from then on a lost rank can be replaced.
   bool can_replace_ranks() const { return can_replace_ranks_; }
   // The rank had left and takes part again, from the next step on. No step is running.
-  void RankResumed(std::uint32_t rank, DeferredActions* actions);
+  void RankResumed(std::uint32_t rank);
+  // Adds pieces of work that end the rank's waits for steps that it has missed: they write its done
+  // words. They must have run before RankResumed(), because the next step writes the same words.
+  void AddMissedWords(std::uint32_t rank, std::vector<std::function<void()>>* pieces) const;
 
   // ---- The end of the job, in this order.
   // The job has ended: no reduction begins any more, and only FinishSeen() can commit the running

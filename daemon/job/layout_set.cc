@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
+#include "daemon/job/done_word_turns.h"
+#include "daemon/job/pieces.h"
 #include "daemon/job/rank_list.h"
 
 namespace gradsync::daemon {
@@ -429,8 +431,25 @@ void LayoutSet::RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns,
   Settle(actions);
 }
 
-void LayoutSet::RankResumed(std::uint32_t rank, DeferredActions* actions) {
-  for (const auto& [channel, layout] : layouts_) layout->RankResumed(rank, actions);
+bool LayoutSet::WriteMissedWords(std::function<void()> done, DeferredActions* actions) const {
+  std::vector<std::function<void()>> pieces;
+  std::size_t words = 0;
+  for (const auto& [channel, layout] : layouts_) {
+    for (const std::uint32_t rank : members_->stayed()) layout->AddMissedWords(rank, &pieces);
+    words += layout->plan().buckets.size() * members_->stayed().size();
+  }
+  if (words <= kSignalledAtOnce || pieces.empty()) {
+    for (const auto& piece : pieces) piece();
+    return false;
+  }
+  Pieces work(std::move(done));
+  for (auto& piece : pieces) work.Add(std::move(piece));
+  work.Begin(actions);
+  return true;
+}
+
+void LayoutSet::RankResumed(std::uint32_t rank) {
+  for (const auto& [channel, layout] : layouts_) layout->RankResumed(rank);
   failures_.clear();  // from before the ranks left
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -83,7 +84,11 @@ class LayoutSet {
   // ---- Membership: as in LayoutChannel. If a rank stays, open agreements fail.
   bool HasBegunStep(std::uint32_t rank) const;
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
-  void RankResumed(std::uint32_t rank, DeferredActions* actions);
+  // The done words of the steps that the ranks which stayed have missed. Call it before
+  // RankResumed(). True: there are many, and the executor writes them and then calls `done`. False:
+  // they are written.
+  bool WriteMissedWords(std::function<void()> done, DeferredActions* actions) const;
+  void RankResumed(std::uint32_t rank);
   void RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   void ResumeDeadlines(std::uint64_t now_ns);
   bool RankWaits() const;

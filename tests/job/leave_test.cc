@@ -89,18 +89,63 @@ TEST_F(LeaveTest, DifferentRanksRunOutFirstInEachEpoch) {
   EXPECT_EQ(job_->Snapshot().layouts[0].stats.steps_complete, 60u);
 }
 
-TEST_F(LeaveTest, WordsOfManyBucketsSkipTheStepsThatTheRankHasMissed) {
+// Their memory may be swapped out, and the thread of the last Leave holds the job's lock.
+TEST_F(LeaveTest, TheExecutorWritesManyWordsBeforeAnyRankMayGoOn) {
   const std::uint32_t large = Agree(Spec(40, "large"));
   Stay(0);
   for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
   reducer_.CompleteAll();
   Stay(1);
   executor_.RunAll();
+  TakeAll();
   Stay(2);
-  EXPECT_EQ(memory(0, large).done(39), 1u) << "before any rank can begin step 2";
-  EXPECT_EQ(executor_.pending(), 3u) << "they wake the waits of three ranks";
+  EXPECT_EQ(memory(0, large).done(39), 0u);
+  EXPECT_EQ(executor_.pending(), 3u) << "the words of three ranks";
+  executor_.RunNext();
+  executor_.RunNext();
+  for (const std::uint32_t rank : {0, 1, 2}) {
+    EXPECT_TRUE(sink(rank).Of<LeaveDoneMessage>().empty());
+  }
   executor_.RunAll();
   EXPECT_EQ(memory(0, large).done(39), 1u);
+  for (const std::uint32_t rank : {0, 1, 2})
+    EXPECT_EQ(Only<LeaveDoneMessage>(rank).last_to_leave, 2u);
+  for (const std::uint32_t rank : {0, 1, 2}) DoStep(rank, large, 2);
+  reducer_.CompleteAll();
+  executor_.RunAll();
+  EXPECT_EQ(memory(0, large).done(39), 2u);
+}
+
+TEST_F(LeaveTest, LossWhileWordsAreWrittenEndsTheJobAfterThem) {
+  const std::uint32_t large = Agree(Spec(40, "large"));
+  Stay(0);
+  for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
+  reducer_.CompleteAll();
+  executor_.RunAll();
+  Stay(1);
+  TakeAll();
+  Stay(2);
+  job_->Lose(Of(1), absl::AbortedError("its process has ended"));
+  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty()) << "words are written to its memory";
+  EXPECT_FALSE(job_->Empty());
+  executor_.RunAll();
+  EXPECT_FALSE(sink(0).Of<SessionEndMessage>().empty());
+  EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
+}
+
+TEST_F(LeaveTest, RanksMayExitWhileWordsAreWritten) {
+  const std::uint32_t large = Agree(Spec(40, "large"));
+  Stay(0);
+  for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
+  reducer_.CompleteAll();
+  executor_.RunAll();
+  Stay(1);
+  TakeAll();
+  Stay(2);
+  Exit(0);
+  executor_.RunAll();
+  EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
+  for (const std::uint32_t rank : {1, 2}) EXPECT_EQ(Only<LeaveDoneMessage>(rank).last_to_leave, 2u);
 }
 
 TEST_F(LeaveTest, LastToLeaveIsTheLastRankThatStayed) {
