@@ -186,8 +186,8 @@ struct Daemon::Rooms {
   GpuReducer gpu_reducer;
   JobTable jobs;
   SessionTable sessions;
-  std::unique_ptr<PeerService> peers;  // null: no other nodes
   DescriptorQuota descriptors{DescriptorQuota::PerUserOfProcess()};
+  std::unique_ptr<PeerService> peers;  // null: no other nodes
   Connections connections{&descriptors};
   FairExecutor answerer{kAnswerers};  // works out answers of Introspection
   std::unique_ptr<UserServers> servers;
@@ -212,6 +212,7 @@ absl::Status Daemon::Rooms::StartPeers() {
   environment.make_engine = [this](const EngineSpec& spec) {
     return MakeEngineProcess(spec, &lane_turns);
   };
+  environment.descriptors = &descriptors;
   environment.used = [this] { trims.Used(); };
   auto started = PeerService::Start(PeerOptionsOf(options), environment);
   if (!started.ok()) return started.status();

@@ -42,6 +42,10 @@ class ConnectionLimit {
   // The process's limit of descriptors, less those that the daemon needs itself, is cut in halves.
   // All callers together may use one half, and one caller may use half of that. Both bounds also
   // have a constant maximum.
+  //
+  // One user may use the other half (DescriptorQuota). So it and all callers together leave the
+  // daemon its own part. Several users, and their engines and workers, can use up all of it. Then
+  // DescriptorReserve keeps some for those who ask for health and status.
   static Bounds OfProcess();
 
   // `clock` outlives it.

@@ -170,14 +170,18 @@ void PeerListener::Loop() {
 }
 
 bool PeerListener::Accept(int socket) {
+  constexpr char kCannot[] = "peer port: cannot accept connections now";
+  if (descriptors_ != nullptr && descriptors_->scarce()) {
+    LogLimited(LogLevel::kError, kCannot, {{"why", "few file descriptors are left"}});
+    return false;
+  }
   sockaddr_storage peer{};
   socklen_t length = sizeof(peer);
   UniqueFd connection(
       accept4(socket, reinterpret_cast<sockaddr*>(&peer), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!connection.valid()) {
     if (!RanOut(errno)) return true;
-    LogLimited(LogLevel::kError, "peer port: cannot accept connections now",
-               {{"why", std::strerror(errno)}});
+    LogLimited(LogLevel::kError, kCannot, {{"why", std::strerror(errno)}});
     return false;
   }
   const absl::Status admitted =

@@ -24,6 +24,7 @@
 #include "daemon/engine/socket_owner.h"
 #include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
+#include "daemon/session/descriptor_quota.h"
 
 namespace gradsync::daemon {
 
@@ -41,6 +42,8 @@ class PeerListener {
 
   std::uint16_t port() const { return port_; }
 
+  // Accepts nothing while descriptors are scarce. Called before Start(). `quota` outlives it.
+  void LimitDescriptors(const DescriptorQuota* quota) { descriptors_ = quota; }
   // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor. The
   // call may last for as long as the other node sends: see EndSlow().
   void Start(std::function<void(UniqueFd connection)> connected);
@@ -71,6 +74,7 @@ class PeerListener {
   std::vector<UniqueFd> sockets_;
   UniqueFd stop_;  // readable: stop
   std::uint16_t port_ = 0;
+  const DescriptorQuota* descriptors_ = nullptr;  // null: never scarce
   std::function<void(UniqueFd connection)> connected_;
 
   const MonotonicClock clock_;

@@ -56,6 +56,8 @@ class PeerServer {
   // The queue for this daemon's streams to other daemons. The server's threads serve it.
   grpc::CompletionQueue* queue() { return dispatcher_->queue(); }
 
+  // As PeerListener::LimitDescriptors(). Called before Accept().
+  void LimitDescriptors(const DescriptorQuota* quota) { listener_->LimitDescriptors(quota); }
   // Starts to accept streams and to handle messages. `context` outlives the server. `accepted` is
   // called after each new session. `used`, unless it is null, is called every kWatchPeriod while
   // somebody is connected.

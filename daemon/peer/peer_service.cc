@@ -81,6 +81,7 @@ class PeerService::Impl {
         links_(LinkOptions(credentials, coordinators)),
         ticker_(kTick, [this] { return Tick(); }) {
     NoteExposure();
+    server_->LimitDescriptors(environment_.descriptors);
     server_->Accept(
         agent_context_, [this] { ticker_.Wake(); }, environment_.used);
   }

@@ -19,6 +19,7 @@
 #include "daemon/reduce/turn_gate.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/node_status_source.h"
+#include "daemon/session/descriptor_quota.h"
 
 namespace gradsync::daemon {
 
@@ -50,6 +51,7 @@ struct PeerEnvironment {
   UserExecutor* executor = nullptr;  // frees sessions' memory
   const Clock* clock = nullptr;
   EngineMaker make_engine;
+  const DescriptorQuota* descriptors = nullptr;  // null: they are never scarce
   // Called several times a second while somebody is connected to the peer port; null: nobody asks.
   std::function<void()> used;
 };

@@ -111,7 +111,7 @@ AcceptLoop::AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket,
       connections_(connections),
       sessions_(sessions),
       hooks_(std::move(hooks)),
-      reserve_(kReserve),
+      reserve_(kReserve, connections->quota()),
       rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user),
       side_rate_(kConnectsBesideSessions + sessions->policy().quota_sessions_per_user) {}
 

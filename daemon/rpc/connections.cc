@@ -39,9 +39,9 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
         absl::StrCat("user ", tenant.Text(), " has ", user->second,
                      " connections, as many as it may; close some"));
   }
-  auto descriptors = quota_->Take(tenant, kDescriptors - 1);
+  auto descriptors = quota_->TakeForConnection(tenant, kDescriptors - 1);
   if (!descriptors.ok()) return descriptors.status();
-  auto for_grpc = quota_->Take(tenant, 1);
+  auto for_grpc = quota_->TakeForConnection(tenant, 1);
   if (!for_grpc.ok()) return for_grpc.status();
   if (next_number_ >= limit_) next_number_ = std::min(kFirstNumber, limit_ / 2);
   int number = fcntl(accepted.get(), F_DUPFD_CLOEXEC, next_number_);

@@ -1,5 +1,8 @@
 // Keeps some file descriptors back. When all others are in use, the daemon can still accept the
 // connections of users who have few, so that they can ask for health and status.
+//
+// While it is not full, descriptors are scarce (DescriptorQuota): sessions, layouts and other nodes
+// get none. Otherwise they would take those that such a connection gives back.
 
 #ifndef DAEMON_RPC_DESCRIPTOR_RESERVE_H_
 #define DAEMON_RPC_DESCRIPTOR_RESERVE_H_
@@ -9,6 +12,7 @@
 
 #include "daemon/base/unique_fd.h"
 #include "daemon/rpc/connections.h"
+#include "daemon/session/descriptor_quota.h"
 
 namespace gradsync::daemon {
 
@@ -20,8 +24,9 @@ class DescriptorReserve {
   // This many descriptors are left for root and the daemon's own user, whatever others do.
   static constexpr std::size_t kForTrusted = kPerUser * Connections::kDescriptors;
 
-  // Holds `count`, or as many as there are.
-  explicit DescriptorReserve(std::size_t count);
+  // Holds `count`, or as many as there are. `quota` outlives it; null: nobody is told that
+  // descriptors are scarce.
+  explicit DescriptorReserve(std::size_t count, DescriptorQuota* quota = nullptr);
 
   // Gives `count` of them back to the process. False if it holds fewer.
   bool Free(std::size_t count);
@@ -36,6 +41,7 @@ class DescriptorReserve {
 
  private:
   const std::size_t count_;
+  DescriptorQuota* const quota_;
   std::vector<UniqueFd> held_;
 };
 

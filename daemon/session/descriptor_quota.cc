@@ -27,6 +27,16 @@ std::size_t DescriptorQuota::PerUserOfProcess() {
 
 absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::Take(const Tenant& user,
                                                             std::size_t descriptors) {
+  if (scarce()) {
+    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                     "the daemon has few file descriptors left: close connections or sessions, or "
+                     "raise the daemon's limit of descriptors (LimitNOFILE=)");
+  }
+  return TakeForConnection(user, descriptors);
+}
+
+absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::TakeForConnection(const Tenant& user,
+                                                                         std::size_t descriptors) {
   {
     MutexLock lock(&state_->mutex);
     const auto found = state_->held.find(user);

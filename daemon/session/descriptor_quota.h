@@ -3,6 +3,7 @@
 #ifndef DAEMON_SESSION_DESCRIPTOR_QUOTA_H_
 #define DAEMON_SESSION_DESCRIPTOR_QUOTA_H_
 
+#include <atomic>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -22,8 +23,14 @@ class DescriptorQuota {
   static std::size_t PerUserOfProcess();
 
   // Counts them while the result exists: the caller keeps it as long as they are open.
-  // RESOURCE_EXHAUSTED: the user would have too many.
+  // RESOURCE_EXHAUSTED: the user would have too many, or few are left.
   absl::StatusOr<std::shared_ptr<void>> Take(const Tenant& user, std::size_t descriptors);
+  // The same for a connection that the accept loop has accepted, also when few are left.
+  absl::StatusOr<std::shared_ptr<void>> TakeForConnection(const Tenant& user,
+                                                          std::size_t descriptors);
+  // Few descriptors are left, and those that become free belong to the reserve of the accept loop.
+  void SetScarce(bool scarce) { scarce_.store(scarce); }
+  bool scarce() const { return scarce_.load(); }
   std::size_t per_user() const { return per_user_; }
   std::size_t Of(const Tenant& user) const;
 
@@ -33,6 +40,7 @@ class DescriptorQuota {
     std::map<Tenant, std::size_t> held ABSL_GUARDED_BY(mutex);  // only users that hold some
   };
   const std::size_t per_user_;
+  std::atomic<bool> scarce_{false};
   const std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

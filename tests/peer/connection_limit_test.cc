@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -16,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/local_address.h"
+#include "daemon/session/descriptor_quota.h"
 #include "tests/kit/manual_clock.h"
 
 namespace gradsync::daemon {
@@ -68,6 +71,20 @@ class ConnectionLimitTest : public testing::Test {
   ConnectionLimit limit_{{2, 5}, &clock_};
   std::vector<std::unique_ptr<Connection>> connections_;
 };
+
+TEST(ConnectionBoundsTest, AUserAndAllCallersLeaveTheDaemonItsOwnDescriptors) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  for (rlim_t all = 256; all <= before.rlim_max && all <= (1 << 20); all *= 2) {
+    const rlimit limit{all, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    const ConnectionLimit::Bounds bounds = ConnectionLimit::OfProcess();
+    const std::size_t own = std::min<std::size_t>(all / 2, 256);
+    EXPECT_LE(bounds.all + DescriptorQuota::PerUserOfProcess() + own, all);
+    EXPECT_LE(2 * bounds.per_caller, bounds.all) << "one caller leaves room for others";
+  }
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
 
 TEST_F(ConnectionLimitTest, AnAddressLeavesRoomForTheOthers) {
   EXPECT_TRUE(Admit("10.0.0.1").ok());

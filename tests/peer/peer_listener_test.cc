@@ -17,6 +17,8 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/session/descriptor_quota.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/soon.h"
 #include "tests/kit/temporary_directory.h"
@@ -54,6 +56,32 @@ class Accepted {
   std::vector<UniqueFd> connections_ ABSL_GUARDED_BY(mutex_);
 };
 
+// What the daemon logs from now on.
+class LogLines {
+ public:
+  LogLines() {
+    LogOptions log;
+    log.file = directory_.File("log");
+    EXPECT_TRUE(InitLogging(log).ok());
+    lines_ = UniqueFd(open(log.file.c_str(), O_RDONLY | O_CLOEXEC));
+  }
+  // Waits until the log has the text.
+  bool Say(const std::string& text) {
+    return Soon([&] {
+      char bytes[4096];
+      const ssize_t size = read(lines_.get(), bytes, sizeof(bytes));
+      if (size > 0) said_.append(bytes, static_cast<std::size_t>(size));
+      return said_.find(text) != std::string::npos;
+    });
+  }
+  const std::string& said() const { return said_; }
+
+ private:
+  const TemporaryDirectory directory_;
+  UniqueFd lines_;
+  std::string said_;
+};
+
 UniqueFd MakeSocket() { return UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 
 bool Connect(const UniqueFd& socket, std::uint16_t port) {
@@ -88,6 +116,29 @@ TEST(PeerListenerTest, ClosesConnectionsThatAreTooMany) {
   EXPECT_TRUE(accepted.Await(2));
   char byte = 0;
   EXPECT_EQ(recv(three.get(), &byte, 1, 0), 0) << "the listener has closed it";
+}
+
+// Those that become free belong to the accept loop's reserve.
+TEST(PeerListenerTest, AcceptsNothingWhileDescriptorsAreScarce) {
+  DescriptorQuota descriptors(100);
+  descriptors.SetScarce(true);
+  auto listener = PeerListener::Listen(Loopback(0));
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  (*listener)->LimitDescriptors(&descriptors);
+  LogLines log;
+  std::atomic<bool> scarce{true}, too_early{false};
+  Accepted accepted;
+  (*listener)->Start([&](UniqueFd connection) {
+    if (scarce.load()) too_early.store(true);
+    accepted.Add(std::move(connection));
+  });
+  const UniqueFd client = MakeSocket();
+  EXPECT_TRUE(Connect(client, (*listener)->port())) << "the kernel accepts it";
+  EXPECT_TRUE(log.Say("few file descriptors are left"));
+  scarce.store(false);
+  descriptors.SetScarce(false);
+  EXPECT_TRUE(accepted.Await(1));
+  EXPECT_FALSE(too_early.load());
 }
 
 // gRPC reads a new connection for as long as there is something to read. Meanwhile the listener
@@ -147,16 +198,12 @@ TEST(PeerListenerTest, AcceptsNoMoreOnceStopped) {
 // CVE-2023-4785: gRPC's own loop accepts nothing any more after this.
 TEST(PeerListenerTest, AcceptsAgainAfterTheProcessHasRunOutOfDescriptors) {
   if (kScale != 1) GTEST_SKIP() << "UndefinedBehaviorSanitizer checks a virtual call with a pipe";
-  TemporaryDirectory directory;
-  LogOptions log;
-  log.file = directory.File("log");
-  ASSERT_TRUE(InitLogging(log).ok());
+  LogLines log;
   auto listener = PeerListener::Listen(Loopback(0));
   ASSERT_TRUE(listener.ok());
   Accepted accepted;
   (*listener)->Start([&](UniqueFd connection) { accepted.Add(std::move(connection)); });
   const UniqueFd client = MakeSocket();
-  const UniqueFd lines(open(log.file.c_str(), O_RDONLY | O_CLOEXEC));
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
   // No more than are open already.
@@ -167,14 +214,8 @@ TEST(PeerListenerTest, AcceptsAgainAfterTheProcessHasRunOutOfDescriptors) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
   EXPECT_TRUE(Connect(client, (*listener)->port()));
   // Until it has tried in vain.
-  std::string said;
-  EXPECT_TRUE(Soon([&] {
-    char bytes[4096];
-    const ssize_t size = read(lines.get(), bytes, sizeof(bytes));
-    if (size > 0) said.append(bytes, static_cast<std::size_t>(size));
-    return said.find("cannot accept connections now") != std::string::npos;
-  }));
-  EXPECT_NE(said.find("Too many open files"), std::string::npos) << said;
+  EXPECT_TRUE(log.Say("cannot accept connections now"));
+  EXPECT_TRUE(log.Say("Too many open files")) << log.said();
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_TRUE(accepted.Await(1));
 }

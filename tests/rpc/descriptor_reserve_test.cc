@@ -1,6 +1,7 @@
 #include "daemon/rpc/descriptor_reserve.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 namespace gradsync::daemon {
 namespace {
@@ -36,6 +37,28 @@ TEST(DescriptorReserveTest, GivesNoMoreThanItHolds) {
   EXPECT_TRUE(reserve.full());
   EXPECT_TRUE(reserve.Free(2));
   EXPECT_FALSE(reserve.Free(1));
+}
+
+// Otherwise sessions, layouts and other nodes could take what a connection gives back.
+TEST(DescriptorReserveTest, DescriptorsAreScarceUntilItIsFullAgain) {
+  constexpr Tenant kUser(1000);
+  DescriptorQuota quota(100);
+  DescriptorReserve reserve(2 * kOne, &quota);
+  EXPECT_TRUE(quota.Take(kUser, 1).ok());
+  ASSERT_TRUE(reserve.Free(kOne));
+  EXPECT_TRUE(quota.scarce());
+  EXPECT_EQ(quota.Take(kUser, 1).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(quota.TakeForConnection(kUser, 1).ok()) << "it asks";
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  reserve.Refill();
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(quota.scarce()) << "none was free";
+  reserve.Refill();
+  EXPECT_FALSE(quota.scarce());
+  EXPECT_TRUE(quota.Take(kUser, 1).ok());
 }
 
 }  // namespace
