@@ -55,6 +55,12 @@ std::size_t BorrowedSocket::UnreadBytes() const {
              : 0;
 }
 
+bool BorrowedSocket::IsFull() const {
+  // A Unix socket can be written to again once a quarter of its buffer is left unread.
+  pollfd events{descriptor_, POLLOUT, 0};
+  return IsOpen() && poll(&events, 1, /*timeout=*/0) == 0;
+}
+
 std::uint64_t BorrowedSocket::ReceivedBytes() const {
   tcp_info info{};
   socklen_t size = sizeof(info);

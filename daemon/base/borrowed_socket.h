@@ -28,6 +28,9 @@ class BorrowedSocket {
   bool ClientHasClosed() const;
   // The bytes that have arrived and that nobody has read; 0 if the socket is closed.
   std::size_t UnreadBytes() const;
+  // True if the other side leaves so much unread that its owner should not send now. False if the
+  // socket is closed.
+  bool IsFull() const;
   // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.
   std::uint64_t ReceivedBytes() const;
   // The address of this side. nullopt if the socket is closed.

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/base/logging.h"
 
 namespace gradsync::daemon {
 namespace {
 
-// Prune() takes two system calls for each connection. So it runs so often, and when many have come.
+// Prune() takes four system calls for each connection. So it runs so often, and when many have
+// come.
 constexpr std::uint64_t kPruneNs = 1'000'000'000;
 constexpr std::size_t kMany = 64;
 // A look that is older says nothing about the calls that a connection has begun just now.
@@ -17,8 +20,8 @@ constexpr std::uint64_t kRecentNs = 1'000'000'000;
 
 }  // namespace
 
-UserConnections::UserConnections(std::string user, std::uint64_t most)
-    : user_(std::move(user)), limit_(most, /*enough=*/most, /*most_of_one=*/kFewCalls) {}
+UserConnections::UserConnections(const MemoryAccount& account, std::uint64_t most)
+    : account_(account), limit_(most, /*enough=*/most, /*most_of_one=*/kFewCalls) {}
 
 absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota) {
   if (pauses_.load()) {
@@ -77,8 +80,36 @@ void UserConnections::Prune(std::uint64_t now_ns) {
       connection.closed_ns = now_ns;
     }
   }
+  ChargeUnread(now_ns);
   pruned_to_ = connections_.size();
   pruned_ns_ = now_ns;
+}
+
+void UserConnections::ChargeUnread(std::uint64_t now_ns) {
+  std::size_t ended = 0;
+  std::string why;
+  for (Connection& connection : connections_) {
+    if (!connection.socket.IsFull()) {
+      connection.full_ns = 0;
+      connection.unread = ArenaQuota::Reservation();
+      continue;
+    }
+    if (connection.full_ns == 0) connection.full_ns = now_ns;
+    const bool lasts = now_ns >= connection.full_ns + kUnreadNs;
+    if (!lasts || connection.ended || connection.unread.bytes() > 0) continue;
+    auto charge = account_.Reserve(kUnreadBytes);
+    if (charge.ok()) {
+      connection.unread = *std::move(charge);
+    } else if (connection.ended = connection.socket.End(); connection.ended) {
+      ++ended;
+      why = std::string(charge.status().message());
+    }
+  }
+  if (ended == 0) return;
+  LogLimited(LogLevel::kWarning, "connections ended",
+             {{"user", account_.user.Text()},
+              {"connections", ended},
+              {"why", absl::StrCat("their clients do not read what the daemon sends; ", why)}});
 }
 
 bool UserConnections::Connection::HasFewCalls() const {
@@ -115,7 +146,7 @@ bool UserConnections::EndBusiest(const CallCounts& counted, std::uint64_t now_ns
   }
   if (ended == 0) return true;
   LogLimited(LogLevel::kWarning, "connections ended",
-             {{"user", user_},
+             {{"user", account_.user.Text()},
               {"connections", ended},
               {"calls", calls},
               {"why", "the user has more open calls than a user may have"}});

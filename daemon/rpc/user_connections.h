@@ -7,10 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/growing_pause.h"
 #include "daemon/base/mutex.h"
@@ -26,6 +26,7 @@ namespace gradsync::daemon {
 // - when too many calls are open: it ends the busiest ones. Then the user gets no new connection
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end;
+// - when the client leaves answers unread, and their memory does not fit the user's quota;
 // - when the server stops.
 //
 // Thread-safe. One thread calls Watch().
@@ -38,8 +39,14 @@ class UserConnections {
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 
-  // `user`: for log lines. `most`: open calls that the user may have.
-  UserConnections(std::string user, std::uint64_t most);
+  // A connection whose socket has been full for kUnreadNs costs its user kUnreadBytes, until the
+  // client reads. The kernel holds some 200 KiB of answers, and gRPC up to 1 MiB that it wants to
+  // write, also of calls that have ended. An honest client that is stopped has little unread.
+  static constexpr std::uint64_t kUnreadNs = 2'000'000'000;
+  static constexpr std::uint64_t kUnreadBytes = (1 << 20) + (256 << 10);
+
+  // `account`: the user; its quota outlives this object. `most`: open calls that the user may have.
+  UserConnections(const MemoryAccount& account, std::uint64_t most);
 
   // gRPC is about to get a connection. Called right before AddInsecureChannelFromFd(). `quota` is
   // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user is paused. UNAVAILABLE:
@@ -62,17 +69,21 @@ class UserConnections {
     CallCounts before = {};       // at the look before the last one
     CallCounts now = {};          // at the last look
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
-    bool ended = false;           // because of its calls
+    std::uint64_t full_ns = 0;    // since when the socket is full; 0: it is not
+    ArenaQuota::Reservation unread = {};
+    bool ended = false;  // because of its calls, or of what it leaves unread
   };
 
   void TakeExpected() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Forgets what gRPC has closed, and ends what has been closing for too long.
   void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
+  // Charges the user for connections that it does not read, and ends those that it may not have.
+  void ChargeUnread(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Looks at the calls of each connection. True: there are too many.
   bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
 
-  const std::string user_;
+  const MemoryAccount account_;
   std::atomic<bool> pauses_{false};
   // Watch() and EndAll() hold it. They lock mutex_ meanwhile.
   Mutex watch_mutex_;

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
@@ -96,7 +97,7 @@ class UserServers::Server {
         sessions_(environment.sessions, environment.connections),
         asking_(environment.introspection, environment.connections, environment.answerer),
         connections_(
-            user.Text(),
+            MemoryAccount{environment.sessions.memory, user},
             kOpenCalls + 3 * environment.sessions.sessions->policy().quota_sessions_per_user) {}
 
   // A connection comes. Called right before Connect(), by the same thread.

@@ -88,6 +88,21 @@ TEST_P(BorrowedSocketTest, TheOwnerReadsNothingMoreAfterTheEnd) {
 INSTANTIATE_TEST_SUITE_P(Sockets, BorrowedSocketTest, testing::Values(UnixPair, TcpPair),
                          [](const auto& one) { return one.index == 0 ? "Unix" : "Tcp"; });
 
+TEST(BorrowedUnixSocketTest, IsFullUntilTheOtherSideReads) {
+  auto [ours, theirs] = UnixPair();
+  const BorrowedSocket socket(ours.get());
+  EXPECT_FALSE(socket.IsFull());
+  char bytes[4096] = {};
+  while (send(ours.get(), bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+  }
+  EXPECT_TRUE(socket.IsFull());
+  while (recv(theirs.get(), bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+  }
+  EXPECT_FALSE(socket.IsFull());
+  ours.reset();
+  EXPECT_FALSE(socket.IsFull());
+}
+
 TEST(BorrowedSocketTest, ALaterSocketWithTheSameNumberIsAnother) {
   Pair first = UnixPair();
   const Pair second = UnixPair();

@@ -11,11 +11,14 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "daemon/arena/arena_quota.h"
 #include "daemon/base/borrowed_socket.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "tests/kit/soon.h"
 
@@ -45,11 +48,26 @@ class UserConnectionsTest : public testing::Test {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
     return {UniqueFd(ends[0]), UniqueFd(ends[1])};
   }
+  // The daemon sends as much as the kernel takes.
+  static void Fill(const Pair& pair) {
+    const std::string bytes(4096, 'x');
+    while (send(pair.ours.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+    }
+  }
+  static void Empty(const Pair& pair) {
+    char bytes[4096];
+    while (recv(pair.theirs.get(), bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
+    }
+  }
   absl::Status Expect(const Pair& pair) { return connections_.Expect(pair.ours.get(), pair.quota); }
   bool WatchAt(std::uint64_t now_ns) { return connections_.Watch(server_, now_ns); }
 
+  static constexpr std::uint64_t kQuota = 2 * UserConnections::kUnreadBytes;
+  static constexpr Tenant kUser{1000};
+
+  ArenaQuota memory_{kQuota, "quota_control_bytes_per_user", "the daemon's own memory"};
   CountedServer server_;
-  UserConnections connections_{"1000", kMost};
+  UserConnections connections_{MemoryAccount{&memory_, kUser}, kMost};
   std::uint64_t now_ns_ = 1'000'000'000'000;
 };
 
@@ -104,6 +122,55 @@ TEST_F(UserConnectionsTest, EndsAConnectionAWhileAfterItsClientHasClosedItsHalf)
   EXPECT_LE(ended_ns, now_ns_ + 3 * UserConnections::kClosingNs);
   EXPECT_FALSE(open.ended());
   EXPECT_TRUE(closed.held()) << "until gRPC closes it";
+}
+
+TEST_F(UserConnectionsTest, AConnectionThatIsNotReadCostsItsUser) {
+  const Pair unread = Open(), read = Open();
+  ASSERT_TRUE(Expect(unread).ok());
+  ASSERT_TRUE(Expect(read).ok());
+  Fill(unread);
+  WatchAt(now_ns_);
+  EXPECT_EQ(memory_.bytes_of(kUser), 0u) << "it may be read in a moment";
+  WatchAt(now_ns_ + UserConnections::kUnreadNs);
+  EXPECT_EQ(memory_.bytes_of(kUser), UserConnections::kUnreadBytes);
+  WatchAt(now_ns_ + 2 * UserConnections::kUnreadNs);
+  EXPECT_EQ(memory_.bytes_of(kUser), UserConnections::kUnreadBytes) << "once";
+  Empty(unread);
+  WatchAt(now_ns_ + 3 * UserConnections::kUnreadNs);
+  EXPECT_EQ(memory_.bytes_of(kUser), 0u);
+  EXPECT_FALSE(unread.ended());
+}
+
+TEST_F(UserConnectionsTest, EndsConnectionsThatAreNotReadBeyondTheQuota) {
+  std::vector<Pair> pairs;
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(Expect(pairs.emplace_back(Open())).ok());
+    Fill(pairs.back());
+  }
+  const Pair read = Open();
+  ASSERT_TRUE(Expect(read).ok());
+  WatchAt(now_ns_);
+  WatchAt(now_ns_ + UserConnections::kUnreadNs);
+  EXPECT_EQ(memory_.bytes_of(kUser), kQuota);
+  int ended = 0;
+  for (const Pair& pair : pairs) {
+    Empty(pair);
+    ended += pair.ended() ? 1 : 0;
+  }
+  EXPECT_EQ(ended, 2);
+  EXPECT_FALSE(read.ended());
+}
+
+TEST_F(UserConnectionsTest, AClosedConnectionCostsNothingMore) {
+  Pair unread = Open();
+  ASSERT_TRUE(Expect(unread).ok());
+  Fill(unread);
+  WatchAt(now_ns_);
+  WatchAt(now_ns_ + UserConnections::kUnreadNs);
+  ASSERT_GT(memory_.bytes_of(kUser), 0u);
+  unread.ours.reset();
+  WatchAt(now_ns_ + 2 * UserConnections::kUnreadNs);
+  EXPECT_EQ(memory_.bytes_of(kUser), 0u);
 }
 
 // With a gRPC server that answers no call, so that calls stay open.
