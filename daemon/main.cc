@@ -29,6 +29,16 @@ int Fail(const absl::Status& status, int code) {
   return code;
 }
 
+// --check: a start up to the point where it listens.
+int Check(const gradsync::daemon::Options& options, const gradsync::daemon::LogOptions& log) {
+  absl::Status status = gradsync::daemon::CheckLogFile(log.file);
+  if (!status.ok()) return Fail(status, kExitUsage);
+  status = gradsync::daemon::Daemon::Check(options);
+  if (!status.ok()) return Fail(status, kExitFailure);
+  std::puts("configuration ok");
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -49,6 +59,7 @@ int main(int argc, char** argv) {
   log.level = options->log_level;
   log.format = options->log_format;
   log.file = options->log_file;
+  if (gradsync::daemon::ChecksOnly(argc, argv)) return Check(*options, log);
   if (const absl::Status status = gradsync::daemon::InitLogging(log); !status.ok()) {
     return Fail(status, kExitUsage);
   }

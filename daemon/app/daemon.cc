@@ -285,6 +285,12 @@ absl::Status Daemon::Rooms::StartAccepting(Sockets sockets) {
   return absl::OkStatus();
 }
 
+absl::Status Daemon::Check(const Options& options) {
+  absl::Status status = CheckSockets(options);
+  if (!status.ok() || options.peer_listen.empty()) return status;
+  return PeerService::Check(PeerOptionsOf(options));
+}
+
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options, StopGuard* guard) {
   RaiseDescriptorLimit();
   LogWhatGrpcSays();

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/app/stop_guard.h"
 #include "daemon/config/options.h"
@@ -14,6 +15,11 @@ namespace gradsync::daemon {
 // A running daemon. Thread-compatible: main owns and uses it.
 class Daemon {
  public:
+  // Validates what Start() validates before it listens: the sockets' paths, and the files and
+  // addresses for other nodes. Changes nothing, and may run beside a daemon with the same options.
+  // Fails as Start() does.
+  static absl::Status Check(const Options& options);
+
   // Binds the sockets, or takes those of the service manager, and serves. Notifies the service
   // manager (READY=1). `guard` outlives the daemon, and watches its stop.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(const Options& options, StopGuard* guard);

@@ -11,6 +11,13 @@
 #include "absl/strings/strip.h"
 
 namespace gradsync::daemon {
+namespace {
+
+std::string SidePath(const Options& options) {
+  return absl::StrCat(absl::StripSuffix(options.socket, ".sock"), "-fd.sock");
+}
+
+}  // namespace
 
 absl::StatusOr<Sockets> OpenSockets(const Options& options) {
   char** names = nullptr;
@@ -34,10 +41,16 @@ absl::StatusOr<Sockets> OpenSockets(const Options& options) {
   }
   auto grpc_socket = ListeningSocket::Bind(options.socket, SOCK_STREAM, options.socket_mode);
   if (!grpc_socket.ok()) return grpc_socket.status();
-  const std::string side = absl::StrCat(absl::StripSuffix(options.socket, ".sock"), "-fd.sock");
-  auto fd_socket = ListeningSocket::Bind(side, SOCK_SEQPACKET, options.socket_mode);
+  auto fd_socket = ListeningSocket::Bind(SidePath(options), SOCK_SEQPACKET, options.socket_mode);
   if (!fd_socket.ok()) return fd_socket.status();
   return Sockets{*std::move(grpc_socket), *std::move(fd_socket)};
+}
+
+absl::Status CheckSockets(const Options& options) {
+  for (const std::string& path : {options.socket, SidePath(options)}) {
+    if (absl::Status status = ListeningSocket::CheckPath(path); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace gradsync::daemon

@@ -19,6 +19,9 @@ struct Sockets {
 // sockets.
 absl::StatusOr<Sockets> OpenSockets(const Options& options);
 
+// Whether OpenSockets() can bind both sockets once no other daemon listens there.
+absl::Status CheckSockets(const Options& options);
+
 }  // namespace gradsync::daemon
 
 #endif  // DAEMON_APP_SOCKETS_H_

@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -81,25 +83,24 @@ bool StderrIsJournal() {
   return absl::StrCat(status.st_dev, ":", status.st_ino) == stream;
 }
 
+absl::Status CannotAppend(const std::string& file, std::string_view why) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("log_file \"", file, "\" cannot be appended to: ", std::string(why)));
+}
+
 // spdlog opens and appends to the file, serializes the lines and reports a full disk. It writes our
 // text unchanged.
 absl::StatusOr<std::unique_ptr<spdlog::logger>> MakeLogger(const LogOptions& options) {
+  // Without this check spdlog would create the missing folders, misspelled ones too.
+  if (absl::Status status = CheckLogFile(options.file); !status.ok()) return status;
   spdlog::sink_ptr sink;
   if (options.file.empty()) {
     sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
   } else {
-    // Without this check spdlog would create the missing folders, misspelled ones too.
-    const std::string folder = options.file.substr(0, options.file.rfind('/') + 1);
-    if (access(folder.empty() ? "." : folder.c_str(), F_OK) != 0) {
-      return absl::InvalidArgumentError(absl::StrCat("log_file \"", options.file,
-                                                     "\" cannot be appended to: \"", folder,
-                                                     "\" does not exist"));
-    }
     try {
       sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(options.file);
     } catch (const spdlog::spdlog_ex& error) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("log_file \"", options.file, "\" cannot be appended to: ", error.what()));
+      return CannotAppend(options.file, error.what());
     }
   }
   auto logger = std::make_unique<spdlog::logger>("gradsyncd", std::move(sink));
@@ -179,6 +180,22 @@ class Logging {
 };
 
 }  // namespace
+
+absl::Status CheckLogFile(const std::string& file) {
+  if (file.empty()) return absl::OkStatus();
+  const std::string folder = file.substr(0, file.rfind('/') + 1);
+  const char* const where = folder.empty() ? "." : folder.c_str();
+  if (access(where, F_OK) != 0) {
+    return CannotAppend(file, absl::StrCat("\"", folder, "\" does not exist"));
+  }
+  struct stat existing;
+  if (stat(file.c_str(), &existing) == 0 && S_ISDIR(existing.st_mode)) {
+    return CannotAppend(file, std::strerror(EISDIR));
+  }
+  const bool allowed =
+      access(file.c_str(), W_OK) == 0 || (errno == ENOENT && access(where, W_OK | X_OK) == 0);
+  return allowed ? absl::OkStatus() : CannotAppend(file, std::strerror(errno));
+}
 
 absl::Status InitLogging(const LogOptions& options) { return Logging::Get().Init(options); }
 

@@ -93,6 +93,9 @@ struct LogOptions {
 // Sets where lines go. Called once, before threads log. Until then lines go to stderr as text.
 // INVALID_ARGUMENT: the file cannot be opened for appending. Then nothing changes.
 absl::Status InitLogging(const LogOptions& options);
+// Whether InitLogging() can append to `file`, or to stderr if it is empty. Makes no file. Fails as
+// InitLogging() does.
+absl::Status CheckLogFile(const std::string& file);
 
 // Writes one line. `message` is a constant.
 void Log(LogLevel level, std::string_view message, std::initializer_list<LogField> fields = {});

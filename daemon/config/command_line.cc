@@ -14,7 +14,7 @@ namespace gradsync::daemon {
 namespace {
 
 std::string UnknownFlag(std::string_view name) {
-  std::vector<std::string_view> names = {"config", "help", "version"};
+  std::vector<std::string_view> names = {"check", "config", "help", "version"};
   for (const OptionEntry& option : OptionTable()) names.push_back(option.name);
   const std::string nearest = NearestName(name, names);
   return absl::StrCat(
@@ -58,13 +58,13 @@ CommandLine ReadCommandLine(int argc, const char* const* argv) {
     const std::string flag = absl::StrCat("--", name);
 
     const OptionEntry* option = FindOption(name);
-    const bool is_question = name == "help" || name == "version";
-    if (option == nullptr && name != "config" && !is_question) {
+    const bool is_command = name == "check" || name == "help" || name == "version";
+    if (option == nullptr && name != "config" && !is_command) {
       fail(UnknownFlag(name));
       continue;
     }
     if (!seen.insert(name).second) fail(absl::StrCat(flag, ": given twice"));
-    if (is_question) {
+    if (is_command) {
       if (has_value) fail(absl::StrCat(flag, ": takes no value"));
     } else if (name == "config") {
       if (value.empty()) fail("--config: needs a file, --config=FILE");
@@ -84,7 +84,7 @@ std::string HelpText() {
   std::string text =
       R"(gradsyncd averages gradients of data-parallel training, outside the trainers.
 
-Usage: gradsyncd [--config=FILE] [--NAME=VALUE]...
+Usage: gradsyncd [--check] [--config=FILE] [--NAME=VALUE]...
        gradsyncd --help | --version
 
   --config=FILE
@@ -94,6 +94,13 @@ Usage: gradsyncd [--config=FILE] [--NAME=VALUE]...
 
         lease: "30s"              in FILE is the same as
         --lease=30s               on the command line
+
+  --check
+      Validates the options, the files that they name and the folders of sockets
+      and log, as a start does before it listens. Starts nothing and changes
+      nothing; a daemon may run meanwhile. Prints "configuration ok", or what is
+      wrong and exits as a start does. Run it as the daemon's user, who must be
+      able to read the files.
 
 gradsyncd lists all options that are unknown, given twice or out of range, and
 exits. Exit codes: 0 stopped by a signal, 1 failed, 2 has bad options, 3 hung

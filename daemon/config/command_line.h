@@ -14,7 +14,7 @@ struct CommandLine {
   Settings flags;
 };
 
-// Skips argv[0], --help and --version. `--name` alone means true for a bool.
+// Skips argv[0], --check, --help and --version. `--name` alone means true for a bool.
 CommandLine ReadCommandLine(int argc, const char* const* argv);
 
 // What --help prints.

@@ -106,4 +106,8 @@ std::optional<std::string> HelpOrVersion(int argc, const char* const* argv) {
   return std::nullopt;
 }
 
+bool ChecksOnly(int argc, const char* const* argv) {
+  return std::find(argv + 1, argv + argc, std::string_view("--check")) != argv + argc;
+}
+
 }  // namespace gradsync::daemon

@@ -151,6 +151,9 @@ absl::StatusOr<Options> LoadOptions(int argc, const char* const* argv);
 // and exits with 0.
 std::optional<std::string> HelpOrVersion(int argc, const char* const* argv);
 
+// True if --check is among the arguments: main validates the options and starts nothing.
+bool ChecksOnly(int argc, const char* const* argv);
+
 // Checks options that did not come from LoadOptions(). INVALID_ARGUMENT lists every fault, one per
 // line, with its field's name.
 absl::Status Validate(const Options& options);

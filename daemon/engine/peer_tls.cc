@@ -50,10 +50,12 @@ absl::Status UseKey(SSL_CTX* context, const std::string& text) {
   const Bio from = BioOf(text);
   const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(
       PEM_read_bio_PrivateKey(from.get(), nullptr, nullptr, nullptr), &EVP_PKEY_free);
-  if (key == nullptr || SSL_CTX_use_PrivateKey(context, key.get()) != 1 ||
-      SSL_CTX_check_private_key(context) != 1) {
-    return Unusable("peer_tls_key");
+  if (key == nullptr) return Unusable("peer_tls_key");
+  if (X509_check_private_key(SSL_CTX_get0_certificate(context), key.get()) != 1) {
+    ERR_clear_error();
+    return absl::InvalidArgumentError("peer_tls_key is not the key of peer_tls_certificate");
   }
+  if (SSL_CTX_use_PrivateKey(context, key.get()) != 1) return Unusable("peer_tls_key");
   return absl::OkStatus();
 }
 

@@ -50,24 +50,41 @@ std::uint16_t DefaultPort(const PeerAddress& listen) {
   return listen.port != 0 ? listen.port : kPeerPort;
 }
 
+// What the options of a PeerService name.
+struct Prepared {
+  PeerAddress listen;
+  PeerCredentials credentials;
+  CoordinatorList coordinators;
+};
+
+absl::StatusOr<Prepared> Prepare(const PeerOptions& options) {
+  auto listen = ParsePeerAddress(options.listen, kPeerPort);
+  if (!listen.ok()) return listen.status();
+  auto credentials =
+      PeerCredentials::Read(options.tls_certificate, options.tls_key, options.tls_ca);
+  if (!credentials.ok()) return credentials.status();
+  auto coordinators = CoordinatorList::Parse(options.coordinators, DefaultPort(*listen));
+  if (!coordinators.ok()) return coordinators.status();
+  return Prepared{*std::move(listen), *std::move(credentials), *std::move(coordinators)};
+}
+
 }  // namespace
 
 // The parts, and what they know of each other.
 class PeerService::Impl {
  public:
-  Impl(const PeerOptions& options, const PeerEnvironment& environment, const PeerAddress& listen,
-       const PeerCredentials& credentials, const CoordinatorList& coordinators,
+  Impl(const PeerOptions& options, const PeerEnvironment& environment, const Prepared& prepared,
        std::unique_ptr<PeerServer> server)
       : options_(options),
         environment_(environment),
-        listen_(listen),
+        listen_(prepared.listen),
         instance_(RandomInstance()),
         node_name_(NodeName(options.node_name)),
         address_(server->address().Text()),
         engines_(kEnginesPerJob * options.quota_jobs_per_user, environment.engine_memory),
         agent_context_(AgentContext()),
         server_(std::move(server)),
-        make_engine_([this, keys = credentials.keys](
+        make_engine_([this, keys = prepared.credentials.keys](
                          EngineSpec spec) -> absl::StatusOr<std::unique_ptr<Engine>> {
           const auto nodes = static_cast<std::uint32_t>(spec.node_names.size());
           if (absl::Status valid = ValidateEngine(spec.settings, nodes); !valid.ok()) return valid;
@@ -78,7 +95,7 @@ class PeerService::Impl {
           return environment_.make_engine(spec);
         }),
         node_groups_(GroupEnvironment()),
-        links_(LinkOptions(credentials, coordinators)),
+        links_(LinkOptions(prepared.credentials, prepared.coordinators)),
         ticker_(kTick, [this] { return Tick(); }) {
     NoteExposure();
     server_->LimitDescriptors(environment_.descriptors);
@@ -272,19 +289,15 @@ std::string NodeName(const std::string& given) {
 PeerService::PeerService(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PeerService::~PeerService() = default;
 
+absl::Status PeerService::Check(const PeerOptions& options) { return Prepare(options).status(); }
+
 absl::StatusOr<std::unique_ptr<PeerService>> PeerService::Start(
     const PeerOptions& options, const PeerEnvironment& environment) {
-  const auto listen = ParsePeerAddress(options.listen, kPeerPort);
-  if (!listen.ok()) return listen.status();
-  const auto credentials =
-      PeerCredentials::Read(options.tls_certificate, options.tls_key, options.tls_ca);
-  if (!credentials.ok()) return credentials.status();
-  const auto coordinators = CoordinatorList::Parse(options.coordinators, DefaultPort(*listen));
-  if (!coordinators.ok()) return coordinators.status();
-  auto server = PeerServer::Listen(*listen, credentials->server);
+  const auto prepared = Prepare(options);
+  if (!prepared.ok()) return prepared.status();
+  auto server = PeerServer::Listen(prepared->listen, prepared->credentials.server);
   if (!server.ok()) return server.status();
-  auto impl = std::make_unique<Impl>(options, environment, *listen, *credentials, *coordinators,
-                                     *std::move(server));
+  auto impl = std::make_unique<Impl>(options, environment, *prepared, *std::move(server));
   return std::unique_ptr<PeerService>(new PeerService(std::move(impl)));
 }
 

@@ -62,6 +62,9 @@ struct PeerEnvironment {
 // destroyed.
 class PeerService final : public JobFinder, public NodeStatusSource {
  public:
+  // Reads and validates what Start() needs before it listens, and keeps nothing. Fails as Start()
+  // does.
+  static absl::Status Check(const PeerOptions& options);
   // Starts to listen. INVALID_ARGUMENT or UNAVAILABLE says what is wrong with the address or the
   // files.
   static absl::StatusOr<std::unique_ptr<PeerService>> Start(const PeerOptions& options,

@@ -15,25 +15,51 @@ namespace {
 
 constexpr int kBacklog = 4096;
 
+// True if there is a socket at `path`, of a live or a lost daemon; false if there is nothing.
+absl::StatusOr<bool> FindSocket(const std::string& path) {
+  constexpr std::size_t kRoom = sizeof(sockaddr_un::sun_path);
+  if (path.size() >= kRoom) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the socket path has ", path.size(), " bytes; at most ", kRoom - 1, " allowed: ", path));
+  }
+  struct stat existing {};
+  if (lstat(path.c_str(), &existing) != 0) return false;
+  if (S_ISSOCK(existing.st_mode)) return true;
+  return absl::FailedPreconditionError(absl::StrCat(path, " exists and is not a socket"));
+}
+
+// Whether this user may make and remove files beside `path`.
+absl::Status CheckDirectory(const std::string& path) {
+  const std::string directory = path.substr(0, path.rfind('/') + 1);
+  if (access(directory.empty() ? "." : directory.c_str(), W_OK | X_OK) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno == ENOENT) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the directory of ", path, " does not exist: create it (mode 0750), or pass --socket"));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot make a socket in ", directory, " (", std::strerror(errno),
+                   "): let the daemon's user write there, or pass --socket"));
+}
+
 }  // namespace
+
+absl::Status ListeningSocket::CheckPath(const std::string& path) {
+  const auto found = FindSocket(path);
+  return found.ok() ? CheckDirectory(path) : found.status();
+}
 
 absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, int type,
                                                       mode_t mode) {
+  const auto found = FindSocket(path);
+  if (!found.ok()) return found.status();
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    return absl::InvalidArgumentError(absl::StrCat("the socket path has ", path.size(),
-                                                   " bytes; at most ", sizeof(address.sun_path) - 1,
-                                                   " allowed: ", path));
-  }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   const auto* const name = reinterpret_cast<const sockaddr*>(&address);
 
-  struct stat existing {};
-  if (lstat(path.c_str(), &existing) == 0) {
-    if (!S_ISSOCK(existing.st_mode)) {
-      return absl::FailedPreconditionError(absl::StrCat(path, " exists and is not a socket"));
-    }
+  if (*found) {
     // The socket is stale only if it refuses the connection. A live one may also have a full queue
     // (EAGAIN; a blocking connect would wait forever) or another type (EPROTOTYPE).
     const UniqueFd probe(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -47,15 +73,12 @@ absl::StatusOr<ListeningSocket> ListeningSocket::Bind(const std::string& path, i
           absl::StrCat("cannot find out whether a daemon listens on ", path, " (",
                        std::strerror(errno), "); remove it or pass another --socket"));
     }
-    unlink(path.c_str());
   }
+  if (absl::Status status = CheckDirectory(path); !status.ok()) return status;
+  if (*found) unlink(path.c_str());
   UniqueFd fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return absl::ErrnoToStatus(errno, "socket");
   if (bind(fd.get(), name, sizeof(address)) != 0) {
-    if (errno == ENOENT) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "the directory of ", path, " does not exist: create it (mode 0750), or pass --socket"));
-    }
     return absl::ErrnoToStatus(errno, absl::StrCat("bind ", path));
   }
   ListeningSocket listening(std::move(fd), path);

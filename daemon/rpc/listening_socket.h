@@ -16,9 +16,12 @@ namespace gradsync::daemon {
 class ListeningSocket {
  public:
   // Binds `path` with `mode`. `type` is SOCK_STREAM or SOCK_SEQPACKET. Replaces the socket of a
-  // lost daemon. FAILED_PRECONDITION: a live daemon listens there, the path is not a socket, or its
-  // directory is missing.
+  // lost daemon. INVALID_ARGUMENT: the path is too long. FAILED_PRECONDITION: a live daemon listens
+  // there, the path is not a socket, or its directory is missing or closed to this user.
   static absl::StatusOr<ListeningSocket> Bind(const std::string& path, int type, mode_t mode);
+  // Whether Bind() can bind `path` once no daemon listens there. Binds and connects nothing. Fails
+  // as Bind() does.
+  static absl::Status CheckPath(const std::string& path);
   // Takes a socket that the service manager has bound.
   static ListeningSocket Adopt(int fd) { return ListeningSocket(UniqueFd(fd), ""); }
 

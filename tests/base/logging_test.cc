@@ -104,6 +104,23 @@ TEST_F(LoggingTest, UnusableFileChangesNothing) {
   EXPECT_THAT(Lines(), ElementsAre(EndsWith("still here")));
 }
 
+TEST_F(LoggingTest, CheckOfAFileFailsAsTheStartOfTheLogDoes) {
+  for (const std::string& file :
+       {::testing::TempDir(), absl::StrCat(::testing::TempDir(), "/misspelled/x.log")}) {
+    LogOptions bad = options_;
+    bad.file = file;
+    EXPECT_FALSE(CheckLogFile(file).ok());
+    EXPECT_EQ(CheckLogFile(file), InitLogging(bad));
+  }
+}
+
+TEST_F(LoggingTest, CheckOfAFileMakesNone) {
+  const std::string file = absl::StrCat(::testing::TempDir(), "/not_there.log");
+  EXPECT_TRUE(CheckLogFile(file).ok());
+  EXPECT_FALSE(std::ifstream(file).good());
+  EXPECT_TRUE(CheckLogFile("").ok());
+}
+
 TEST_F(LoggingTest, CountOfSuppressedLinesIsWritten) {
   ASSERT_TRUE(InitLogging(options_).ok());
   for (int i = 0; i < kLimitedLinesPerSecond + 5; ++i) {

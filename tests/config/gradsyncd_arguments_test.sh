@@ -3,6 +3,8 @@
 set -uo pipefail
 
 failed=0
+folder=$(mktemp -d /tmp/gradsync_test.XXXXXX) # the path of a socket is short
+trap 'rm -rf "$folder"' EXIT
 out=$TEST_TMPDIR/out
 err=$TEST_TMPDIR/err
 
@@ -40,6 +42,30 @@ says "$err" '--colour: unknown flag'
 
 expect 2 --log_file="$TEST_TMPDIR/nowhere/log"
 says "$err" 'does not exist'
+
+# --check needs nothing but the configuration, and leaves nothing behind.
+printf 'socket: "%s/d.sock"\nlog_file: "%s/log"\n' "$folder" "$folder" >"$folder/good.textproto"
+expect 0 --check --config="$folder/good.textproto"
+[[ $(<"$out") == 'configuration ok' ]] || fail "--check says $(<"$out")"
+says_nothing "$err"
+[[ $(ls "$folder") == good.textproto ]] || fail "--check made files: $(ls "$folder")"
+
+# A start with the same fault fails with the same words and the same status.
+same() {
+  local status=$1 said
+  shift
+  expect "$status" --check "$@"
+  says_nothing "$out"
+  said=$(<"$err")
+  expect "$status" "$@"
+  [[ $(<"$err") == "$said" ]] || fail "--check $*: '$said'; a start: '$(<"$err")'"
+}
+same 2 --lease=1d
+same 2 --log_file="$folder/none/log"
+same 1 --socket="$folder/none/d.sock"
+listen=(--socket="$folder/d.sock" --peer_listen=127.0.0.1:0)
+same 1 "${listen[@]}" --peer_tls_certificate="$folder/none.crt"
+same 1 "${listen[@]}" --peer_tls_{certificate,key,ca}="$folder/good.textproto"
 
 ((failed)) || echo 'arguments: all well'
 exit "$failed"

@@ -256,6 +256,8 @@ INSTANTIATE_TEST_SUITE_P(
                   {"--config=/dev/zero"},
                   "--config: \"/dev/zero\" is larger than 1 MiB"},
         FlagFault{"HelpWithValue", {"--help=lease"}, "--help: takes no value"},
+        FlagFault{"CheckWithValue", {"--check=true"}, "--check: takes no value"},
+        FlagFault{"MisspelledCheck", {"--chek"}, "--chek: unknown flag; did you mean --check?"},
         FlagFault{"NotABool",
                   {"--require_token=1"},
                   "--require_token: \"1\" is neither true nor false; allowed: true or false"},
@@ -580,6 +582,16 @@ TEST(HelpTest, ShowsEveryOptionIn80Columns) {
 TEST(HelpTest, ShowsTheVersion) {
   const char* argv[] = {"gradsyncd", "--version"};
   EXPECT_EQ(HelpOrVersion(2, argv), absl::StrCat("gradsyncd ", kVersion, "\n"));
+}
+
+TEST(ChecksOnlyTest, IsAFlagAtAnyPlace) {
+  const char* argv[] = {"gradsyncd", "--lease=3s", "--check"};
+  EXPECT_TRUE(ChecksOnly(3, argv));
+  EXPECT_FALSE(ChecksOnly(2, argv));
+  EXPECT_FALSE(ChecksOnly(1, argv));
+  const auto options = LoadOptions(3, argv);
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->lease, absl::Seconds(3));
 }
 
 TEST(HelpTest, IsEmptyForOtherArguments) {

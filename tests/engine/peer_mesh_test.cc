@@ -153,6 +153,8 @@ TEST(PeerMesh, UnusableCertificateIsNamed) {
             "peer_tls_certificate cannot be used for TLS");
   EXPECT_EQ(message([](PeerTlsKeys* k) { k->key = k->ca; }), "peer_tls_key cannot be used for TLS");
   EXPECT_EQ(message([](PeerTlsKeys* k) { k->ca = k->key; }), "peer_tls_ca cannot be used for TLS");
+  EXPECT_EQ(message([](PeerTlsKeys* k) { k->key = TestCertificates().keys().key; }),
+            "peer_tls_key is not the key of peer_tls_certificate");
 }
 
 TEST(PeerMesh, NamesTheNodeWithDifferentSettings) {

@@ -128,6 +128,33 @@ TEST_F(ListeningSocketTest, TooLongPathIsRefused) {
              absl::StatusCode::kInvalidArgument, {"205 bytes"});
 }
 
+TEST_F(ListeningSocketTest, CheckOfAPathFailsAsABindDoes) {
+  std::ofstream(path_) << "precious";
+  for (const std::string& path : {path_, directory_.File("none/d.sock"),
+                                  directory_.File("d.sock/d.sock"), std::string(200, 'x')}) {
+    const absl::Status checked = ListeningSocket::CheckPath(path);
+    EXPECT_FALSE(checked.ok()) << path;
+    EXPECT_EQ(checked, ListeningSocket::Bind(path, SOCK_STREAM, 0600).status());
+  }
+}
+
+TEST_F(ListeningSocketTest, CheckOfAPathMakesNothing) {
+  EXPECT_TRUE(ListeningSocket::CheckPath(path_).ok());
+  EXPECT_FALSE(Exists());
+}
+
+TEST_F(ListeningSocketTest, CheckOfAPathLeavesALiveAndALostDaemonsSocket) {
+  {
+    const auto live = ListeningSocket::Bind(path_, SOCK_STREAM, 0600);
+    ASSERT_TRUE(live.ok());
+    EXPECT_TRUE(ListeningSocket::CheckPath(path_).ok());
+    EXPECT_TRUE(Connects(SOCK_STREAM));
+  }
+  LeaveStaleSocket(SOCK_STREAM);
+  EXPECT_TRUE(ListeningSocket::CheckPath(path_).ok());
+  EXPECT_TRUE(Exists());
+}
+
 TEST_F(ListeningSocketTest, MoveMovesThePath) {
   auto listening = ListeningSocket::Bind(path_, SOCK_STREAM, 0600);
   ASSERT_TRUE(listening.ok());
