@@ -5,7 +5,8 @@
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 
-#include <string>
+#include <algorithm>
+#include <ctime>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -96,6 +97,18 @@ absl::StatusOr<std::shared_ptr<PeerTls>> PeerTls::Make(const PeerTlsKeys& keys) 
   SSL_CTX_set_read_ahead(context, 1);
   SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
   return tls;
+}
+
+absl::Time FirstExpiry(const std::string& pem) {
+  const Bio from = BioOf(pem);
+  absl::Time first = absl::InfiniteFuture();
+  while (const Certificate next = NextCertificate(from.get())) {
+    std::tm end{};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter(next.get()), &end) != 1) continue;
+    first = std::min(first, absl::FromTM(end, absl::UTCTimeZone()));
+  }
+  ERR_clear_error();
+  return first;
 }
 
 PeerTls::~PeerTls() { SSL_CTX_free(context_); }

@@ -4,8 +4,10 @@
 #define DAEMON_ENGINE_PEER_TLS_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "daemon/engine/peer_tls_keys.h"
 
 struct ssl_ctx_st;
@@ -29,6 +31,9 @@ class PeerTls {
   explicit PeerTls(ssl_ctx_st* context) : context_(context) {}
   ssl_ctx_st* const context_;
 };
+
+// When the first of the certificates in a PEM text expires. InfiniteFuture: it has none.
+absl::Time FirstExpiry(const std::string& pem);
 
 }  // namespace gradsync::daemon
 

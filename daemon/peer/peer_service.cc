@@ -7,13 +7,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/fair_executor.h"
 #include "daemon/base/logging.h"
 #include "daemon/base/ticker.h"
 #include "daemon/engine/engine_settings.h"
+#include "daemon/engine/peer_tls.h"
 #include "daemon/peer/address_jobs.h"
 #include "daemon/peer/agent_session.h"
+#include "daemon/peer/certificate_watch.h"
 #include "daemon/peer/coordinator_link_table.h"
 #include "daemon/peer/engine_quota.h"
 #include "daemon/peer/node_group_table.h"
@@ -68,6 +71,14 @@ absl::StatusOr<Prepared> Prepare(const PeerOptions& options) {
   return Prepared{*std::move(listen), *std::move(credentials), *std::move(coordinators)};
 }
 
+// The files with certificates that `credentials` have been read from.
+std::vector<CertificateFile> CertificateFiles(const PeerOptions& options,
+                                              const PeerCredentials& credentials) {
+  if (credentials.keys == nullptr) return {};
+  return {{options.tls_certificate, FirstExpiry(credentials.keys->certificate)},
+          {options.tls_ca, FirstExpiry(credentials.keys->ca)}};
+}
+
 }  // namespace
 
 // The parts, and what they know of each other.
@@ -96,8 +107,10 @@ class PeerService::Impl {
         }),
         node_groups_(GroupEnvironment()),
         links_(LinkOptions(prepared.credentials, prepared.coordinators)),
+        certificates_(CertificateFiles(options, prepared.credentials)),
         ticker_(kTick, [this] { return Tick(); }) {
     NoteExposure();
+    certificates_.Look(environment.clock->NowNs(), absl::Now());
     server_->LimitDescriptors(environment_.descriptors);
     server_->Accept(
         agent_context_, [this] { ticker_.Wake(); }, environment_.used);
@@ -249,6 +262,7 @@ class PeerService::Impl {
     links_.Tick(now_ns);
     node_groups_.Tick();
     environment_.jobs->Tick();
+    certificates_.Look(now_ns, absl::Now());
     return !nodes.empty() || any_link || any_group;
   }
 
@@ -276,6 +290,7 @@ class PeerService::Impl {
   const EngineMaker make_engine_;
   NodeGroupTable node_groups_;
   CoordinatorLinkTable links_;
+  CertificateWatch certificates_;  // the ticker's, once it runs
   Ticker ticker_;
 };
 

@@ -19,12 +19,13 @@ using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
 
 Key NewKey() { return Key(EVP_EC_gen("prime256v1"), &EVP_PKEY_free); }
 
-Certificate Sign(const char* name, EVP_PKEY* key, X509* authority, EVP_PKEY* authority_key) {
+Certificate Sign(const char* name, absl::Duration valid, EVP_PKEY* key, X509* authority,
+                 EVP_PKEY* authority_key) {
   Certificate certificate(X509_new(), &X509_free);
   X509_set_version(certificate.get(), 2);
   ASN1_INTEGER_set(X509_get_serialNumber(certificate.get()), authority == nullptr ? 1 : 2);
   X509_gmtime_adj(X509_getm_notBefore(certificate.get()), -3600);
-  X509_gmtime_adj(X509_getm_notAfter(certificate.get()), 24 * 3600);
+  X509_gmtime_adj(X509_getm_notAfter(certificate.get()), absl::ToInt64Seconds(valid));
   X509_NAME* const subject = X509_get_subject_name(certificate.get());
   X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC,
                              reinterpret_cast<const unsigned char*>(name), -1, -1, 0);
@@ -61,11 +62,11 @@ std::string Pem(EVP_PKEY* key) {
 
 }  // namespace
 
-TestCertificates::TestCertificates() {
+TestCertificates::TestCertificates(absl::Duration valid) {
   const Key authority_key = NewKey(), key = NewKey();
   const Certificate authority =
-      Sign("authority", authority_key.get(), nullptr, authority_key.get());
-  const Certificate own = Sign("gradsyncd", key.get(), authority.get(), authority_key.get());
+      Sign("authority", valid, authority_key.get(), nullptr, authority_key.get());
+  const Certificate own = Sign("gradsyncd", valid, key.get(), authority.get(), authority_key.get());
   keys_ = {Pem(own.get()), Pem(key.get()), Pem(authority.get())};
 }
 

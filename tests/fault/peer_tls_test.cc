@@ -109,6 +109,15 @@ TEST_F(PeerTlsTest, NodesOfOneAuthorityShareAJob) {
   ExpectAll(trainers, "step times=2");
 }
 
+// The certificates of these tests are valid for a day.
+TEST_F(PeerTlsTest, WarnsAtStartOfEachFileThatExpiresSoon) {
+  const std::string log = a_.Log();
+  for (const char* file : {"ours.pem", "ours.ca.pem"}) {
+    EXPECT_THAT(log, HasSubstr(absl::StrCat(
+                         "certificate expires soon path=", certificates_.Path(file), " expires=")));
+  }
+}
+
 // Three nodes are refused: one has a certificate of another authority, one trusts only another
 // authority, and one has no certificate. The fourth has the right one: it shows that a node's
 // patience is long enough for a handshake.

@@ -1,0 +1,37 @@
+#include "daemon/engine/peer_tls.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "tests/engine/test_certificates.h"
+
+namespace gradsync::daemon {
+namespace {
+
+TEST(FirstExpiryTest, IsTheEndOfTheCertificate) {
+  const absl::Time before = absl::FromUnixSeconds(absl::ToUnixSeconds(absl::Now()));
+  const TestCertificates certificates(absl::Hours(24));
+  const absl::Time after = absl::Now();
+  const absl::Time expiry = FirstExpiry(certificates.keys().certificate);
+  EXPECT_GE(expiry, before + absl::Hours(24));
+  EXPECT_LE(expiry, after + absl::Hours(24));
+}
+
+TEST(FirstExpiryTest, IsTheEarliestOfSeveralCertificates) {
+  const std::string sooner = TestCertificates(absl::Hours(24)).keys().certificate;
+  const std::string later = TestCertificates(absl::Hours(48)).keys().certificate;
+  EXPECT_LT(FirstExpiry(sooner), FirstExpiry(later));
+  EXPECT_EQ(FirstExpiry(sooner + later), FirstExpiry(sooner));
+  EXPECT_EQ(FirstExpiry(later + sooner), FirstExpiry(sooner));
+}
+
+TEST(FirstExpiryTest, TextWithoutACertificateNeverExpires) {
+  EXPECT_EQ(FirstExpiry(""), absl::InfiniteFuture());
+  EXPECT_EQ(FirstExpiry(TestCertificates().keys().key), absl::InfiniteFuture());
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
