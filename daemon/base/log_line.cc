@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
@@ -45,10 +46,17 @@ nlohmann::ordered_json ToJson(const LogField& field) {
         return absl::StrCat(field.value.double_value());
       }
       return field.value.double_value();
+    case LogValue::Kind::kUser:
+      return field.value.user().uid;
     case LogValue::Kind::kText:
       break;
   }
   return Cut(field.value.text());
+}
+
+// The pod that a field names besides its value; empty: none.
+std::string PodOf(const LogField& field) {
+  return field.value.kind() == LogValue::Kind::kUser ? field.value.user().pod.Text() : "";
 }
 
 // True if a terminal would obey a character: DEL, and U+0080 to U+009F. JSON escapes only lower
@@ -109,13 +117,17 @@ std::string FormatLogLine(LogFormat format, std::int64_t unix_ns, LogLevel level
     nlohmann::ordered_json line = {{"time", Timestamp(unix_ns)},
                                    {"level", absl::AsciiStrToLower(LogLevelName(level))},
                                    {"message", Cut(message)}};
-    for (const LogField& field : fields) line[std::string(field.key)] = ToJson(field);
+    for (const LogField& field : fields) {
+      line[std::string(field.key)] = ToJson(field);
+      if (std::string pod = PodOf(field); !pod.empty()) line["pod"] = std::move(pod);
+    }
     return Dump(line);
   }
   std::string line =
       absl::StrCat(Timestamp(unix_ns), " ", LogLevelName(level), " ", MessageText(message));
   for (const LogField& field : fields) {
     absl::StrAppend(&line, " ", std::string(field.key), "=", Unquote(Dump(ToJson(field))));
+    if (const std::string pod = PodOf(field); !pod.empty()) absl::StrAppend(&line, " pod=", pod);
   }
   return line;
 }

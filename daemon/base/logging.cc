@@ -54,15 +54,13 @@ const char* JournalPrefix(LogLevel level) {
   return "<3>";
 }
 
-// The user whom a line is about: the field `uid`, a number, or `user`, which may also name a pod.
-// Nobody if it has neither.
+// The user whom a line is about. Nobody if it has no field `uid`.
 LogSubject UserOf(absl::Span<const LogField> fields) {
   for (const LogField& field : fields) {
-    if (field.key == "uid") return {"uid", absl::StrCat(field.value.unsigned_value())};
-    if (field.key != "user") continue;
-    const std::string user(field.value.text());
-    const bool is_uid = user.find_first_not_of("0123456789") == std::string::npos;
-    return {is_uid ? "uid" : "user", user};
+    if (field.key != "uid") continue;
+    const bool is_user = field.value.kind() == LogValue::Kind::kUser;
+    const std::uint64_t uid = is_user ? field.value.user().uid : field.value.unsigned_value();
+    return {"uid", absl::StrCat(uid)};
   }
   return {};
 }

@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
@@ -34,10 +35,11 @@ enum class LogFormat : std::uint8_t { kText, kJson };
 
 inline constexpr std::size_t kMaxLogValueBytes = 1024;
 
-// A field's value. It borrows text, so it lives only as long as the Log() expression around it.
+// A field's value. It borrows text and users, so it lives only as long as the Log() expression
+// around it.
 class LogValue {
  public:
-  enum class Kind : std::uint8_t { kText, kSigned, kUnsigned, kDouble, kBool };
+  enum class Kind : std::uint8_t { kText, kSigned, kUnsigned, kDouble, kBool, kUser };
 
   // Conversions are implicit, so that {"rank", rank} is a field.
   // NOLINTBEGIN(google-explicit-constructor)
@@ -47,6 +49,8 @@ class LogValue {
   LogValue(const char* text) : text_(text) {}
   LogValue(bool value) : kind_(Kind::kBool), unsigned_(value) {}
   LogValue(double value) : kind_(Kind::kDouble), double_(value) {}
+  // The value of a field `uid`. If the user is in a pod, a field `pod` follows.
+  LogValue(const Tenant& user) : kind_(Kind::kUser), user_(&user) {}
   template <typename T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
   LogValue(T value) : kind_(std::is_signed_v<T> ? Kind::kSigned : Kind::kUnsigned) {
     if constexpr (std::is_signed_v<T>) {
@@ -63,6 +67,7 @@ class LogValue {
   std::uint64_t unsigned_value() const { return unsigned_; }
   double double_value() const { return double_; }
   bool bool_value() const { return unsigned_ != 0; }
+  const Tenant& user() const { return *user_; }
 
  private:
   Kind kind_ = Kind::kText;
@@ -71,10 +76,12 @@ class LogValue {
     std::int64_t signed_;
     std::uint64_t unsigned_ = 0;
     double double_;
+    const Tenant* user_;
   };
 };
 
-// Keys are constants: lower_case words such as job, rank, step, bucket.
+// Keys are constants: lower_case words such as job, rank, step, bucket. A user is `uid`: a Tenant,
+// or the bare number where the daemon does not know the pod.
 struct LogField {
   std::string_view key;
   LogValue value;
@@ -104,8 +111,9 @@ void Log(LogLevel level, std::string_view message, std::initializer_list<LogFiel
 inline constexpr int kLimitedLinesPerSecond = 10;
 
 // Like Log(), for lines that clients can cause at will. After kLimitedLinesPerSecond lines of one
-// message within a second, it only counts further lines. A line with a field `uid` or `user` counts
-// for that user alone. The first line of any message after that second is preceded by the count:
+// message within a second, it only counts further lines. A line with a field `uid` counts for that
+// user alone, in whatever pod. The first line of any message after that second is preceded by the
+// count:
 //   WARNING suppressed lines message="connection refused" count=312 uid=1000
 void LogLimited(LogLevel level, std::string_view message,
                 std::initializer_list<LogField> fields = {});

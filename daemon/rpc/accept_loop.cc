@@ -290,14 +290,18 @@ void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
   }
   const std::string why = caller.ok() ? WhyRefused(caller->tenant(), scarce) : kScarce;
   if (!why.empty()) {
-    LogLimited(LogLevel::kWarning, "connection refused", {{"uid", user->uid}, {"why", why}});
+    LogLimited(LogLevel::kWarning, "connection refused",
+               {{"uid", caller.ok() ? caller->tenant() : Tenant(user->uid)},
+                {"pid", user->pid},
+                {"why", why}});
     if (why == kTooOften) rate_.Refuse(user->pid, MonotonicNowNs());
     return;
   }
   auto admitted = connections_->Admit(accepted, *caller);
   if (!admitted.ok()) {
-    LogLimited(LogLevel::kWarning, "connection refused",
-               {{"uid", caller->uid}, {"pid", caller->pid}, {"why", admitted.status().message()}});
+    LogLimited(
+        LogLevel::kWarning, "connection refused",
+        {{"uid", caller->tenant()}, {"pid", caller->pid}, {"why", admitted.status().message()}});
     return;
   }
   Watched connection;
@@ -316,7 +320,7 @@ void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
   }
   if (absl::Status given = hooks_.connected(*std::move(admitted), caller->tenant()); !given.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
-               {{"uid", caller->uid}, {"pid", caller->pid}, {"why", given.message()}});
+               {{"uid", caller->tenant()}, {"pid", caller->pid}, {"why", given.message()}});
     shutdown(fd, SHUT_RDWR);  // the loop sees its end
   }
   ArmTick(true);
@@ -411,7 +415,7 @@ void AcceptLoop::AnswerFd(Watched* client) {
       nonce.ok() ? sessions_->Claim(*nonce, client->caller) : Claimed(nonce.status());
   if (!claimed.ok()) {
     LogLimited(LogLevel::kWarning, "side socket: request refused",
-               {{"uid", client->caller.uid},
+               {{"uid", client->caller.tenant()},
                 {"pid", client->caller.pid},
                 {"why", claimed.status().message()}});
     CountInVain(client->caller);

@@ -98,7 +98,7 @@ void SessionHandler::Opened(std::uint32_t protocol, std::uint32_t world_size,
               {"rank", rank_},
               {"world_size", world_size},
               {"generation", session->identity().generation},
-              {"uid", process_.uid},
+              {"uid", process_.tenant()},
               {"pid", process_.pid}});
   v1::SessionResponse response;
   auto* answer = response.mutable_session_opened();
@@ -186,7 +186,7 @@ void SessionHandler::StreamEnded(const absl::Status& end, const std::string& dis
   LogLimited(left ? LogLevel::kInfo : LogLevel::kWarning, "session ended",
              {{"job", job_id_},
               {"rank", rank_},
-              {"uid", process_.uid},
+              {"uid", process_.tenant()},
               {"step", DetailsOf(why).Value(field::kStep)},
               {"bucket", DetailsOf(why).Value(field::kBucket)},
               {"why", left ? "left" : why.message()}});
@@ -206,7 +206,7 @@ void SessionHandler::LogIfVoid(const v1::StepDone& done) const {
   LogLimited(LogLevel::kWarning, "step void",
              {{"job", job_id_},
               {"rank", rank_},
-              {"uid", process_.uid},
+              {"uid", process_.tenant()},
               {"channel", done.channel()},
               {"step", done.step()},
               {"bucket", DetailsOf(verdict).Value(field::kBucket)},
@@ -217,7 +217,7 @@ void SessionHandler::LogRefusal(const absl::Status& why) const {
   LogLimited(LogLevel::kWarning, "session refused: bad request",
              {{"job", job_id_},
               {"rank", rank_},
-              {"uid", process_.uid},
+              {"uid", process_.tenant()},
               {"pid", process_.pid},
               {"why", why.message()}});
 }

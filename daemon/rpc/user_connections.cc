@@ -107,7 +107,7 @@ void UserConnections::ChargeUnread(std::uint64_t now_ns) {
   }
   if (ended == 0) return;
   LogLimited(LogLevel::kWarning, "connections ended",
-             {{"user", account_.user.Text()},
+             {{"uid", account_.user},
               {"connections", ended},
               {"why", absl::StrCat("their clients do not read what the daemon sends; ", why)}});
 }
@@ -146,7 +146,7 @@ bool UserConnections::EndBusiest(const CallCounts& counted, std::uint64_t now_ns
   }
   if (ended == 0) return true;
   LogLimited(LogLevel::kWarning, "connections ended",
-             {{"user", account_.user.Text()},
+             {{"uid", account_.user},
               {"connections", ended},
               {"calls", calls},
               {"why", "the user has more open calls than a user may have"}});

@@ -14,6 +14,7 @@
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/growing_pause.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/call_limit.h"
 

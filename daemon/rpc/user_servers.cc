@@ -188,7 +188,7 @@ void UserServers::HandOver(const std::shared_ptr<Server>& server,
                            Connections::Admitted* connection) {
   if (absl::Status expected = server->Expect(*connection); !expected.ok()) {
     LogLimited(LogLevel::kWarning, "connection refused",
-               {{"user", server->user().Text()}, {"why", expected.message()}});
+               {{"uid", server->user()}, {"why", expected.message()}});
     shutdown(connection->for_grpc.get(), SHUT_RDWR);  // the accept loop sees its end
     return;
   }

@@ -291,7 +291,7 @@ bool SessionTable::KillToHold(const std::shared_ptr<Session>& session, const abs
   LogLimited(LogLevel::kWarning, "killed a process, so that its rank can be replaced",
              {{"job", session->job().job_id()},
               {"rank", identity.rank},
-              {"uid", identity.process.uid},
+              {"uid", identity.process.tenant()},
               {"pid", identity.process.pid},
               {"why", why.message()}});
   MutexLock lock(&mutex_);

@@ -57,7 +57,7 @@ TEST_P(RapidReset, TakesLittleMemoryAndDelaysNoOneForLong) {
   EXPECT_LT(cost, kCost);
   EXPECT_EQ(daemon.Status().jobs_size(), 2) << "root may ask";
   const std::string log = daemon.Log();
-  EXPECT_NE(log.find("connections ended user=12345"), std::string::npos) << log;
+  EXPECT_NE(log.find("connections ended uid=12345"), std::string::npos) << log;
 
   EXPECT_EQ(own.Run(20).error, "") << "the attacker's user keeps its trainers";
 

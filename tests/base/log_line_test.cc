@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/tenant.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -71,6 +72,18 @@ TEST(LogLineTest, WritesNumbersInBothFormats) {
   EXPECT_EQ(json["small"], 200);
   EXPECT_EQ(json["half"], 0.5);
   EXPECT_EQ(json["yes"], true);
+}
+
+TEST(LogLineTest, UserIsANumberAndAPod) {
+  constexpr char kPod[] = "6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60";
+  const Tenant user(1000), in_pod(1000, *PodId::Parse(kPod));
+  EXPECT_EQ(TextFields({{"uid", user}, {"pid", 7}}), "uid=1000 pid=7");
+  EXPECT_EQ(TextFields({{"uid", in_pod}, {"pid", 7}}),
+            std::string("uid=1000 pod=") + kPod + " pid=7");
+  EXPECT_FALSE(Json("m", {{"uid", user}}).contains("pod"));
+  const nlohmann::json json = Json("m", {{"uid", in_pod}});
+  EXPECT_EQ(json["uid"], 1000);
+  EXPECT_EQ(json["pod"], kPod);
 }
 
 TEST(LogLineTest, NanAndInfinityAreStringsInJson) {
