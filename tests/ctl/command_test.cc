@@ -26,6 +26,7 @@
 namespace gradsync {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -295,6 +296,9 @@ TEST(UsageTest, FaultsGoToErrorWithAHintAndExitTwo) {
 TEST(UsageTest, HelpAndVersionGoToOutAndExitZero) {
   EXPECT_THAT(RunCtl({"--help"}).out, StartsWith("Usage: gradsyncctl COMMAND"));
   EXPECT_THAT(RunCtl({"stats", "--help"}).out, StartsWith("Usage: gradsyncctl stats"));
+  EXPECT_THAT(RunCtl({"status", "--help"}).out,
+              AllOf(HasSubstr("\nUsers "), HasSubstr("\n  IN THE DAEMON "),
+                    HasSubstr("ENGINE QUOTA"), HasSubstr("DAEMON QUOTA")));
   EXPECT_THAT(RunCtl({"--version"}).out, StartsWith("gradsyncctl 0."));
   EXPECT_EQ(RunCtl({"--help"}).exit_status, 0);
 }

@@ -147,9 +147,9 @@ TEST(RenderStatusTest, ShowsWhatEachUserHolds) {
   )pb"));
   const std::string text = RenderStatus(status, false, Length::kShort);
   EXPECT_EQ(text.substr(text.find("USER") - 1), R"(
-USER     ARENAS   ON GPUS   ENGINES       OF  IN THE DAEMON         OF
-   0        0 B       0 B       0 B      0 B        1.5 KiB  256.0 MiB
-1000  101.0 KiB  48.0 MiB  28.0 MiB  2.0 GiB        1.0 MiB  256.0 MiB
+USER     ARENAS   ON GPUS   ENGINES  ENGINE QUOTA  IN THE DAEMON  DAEMON QUOTA
+   0        0 B       0 B       0 B           0 B        1.5 KiB     256.0 MiB
+1000  101.0 KiB  48.0 MiB  28.0 MiB       2.0 GiB        1.0 MiB     256.0 MiB
 )");
 }
 

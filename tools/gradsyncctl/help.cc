@@ -117,6 +117,14 @@ Workers, one process for each job on each GPU:
   STAGING      memory in which buckets are summed
   CONTEXT      memory of its context, about; NCCL: of its connections, about
 
+Users for whom the daemon holds memory:
+  USER           the user id, and in Kubernetes the pod: each pod of a user has quotas of its own
+  ARENAS         host memory of its ranks' buckets and broadcasts; ON GPUS: their memory there
+  ENGINES        memory of its jobs' engines between nodes on this node; near ENGINE QUOTA
+                 (quota_engine_bytes_per_user) its next job between nodes is refused
+  IN THE DAEMON  what the daemon itself keeps for it: layouts, steps, timelines, unread messages;
+                 near DAEMON QUOTA (quota_control_bytes_per_user) its requests are refused
+
 Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one

@@ -207,9 +207,9 @@ TextTable Users(const v1::GetStatusResponse& status) {
                    {"ARENAS", kRight},
                    {"ON GPUS", kRight},
                    {"ENGINES", kRight},
-                   {"OF", kRight},
+                   {"ENGINE QUOTA", kRight},
                    {"IN THE DAEMON", kRight},
-                   {"OF", kRight}});
+                   {"DAEMON QUOTA", kRight}});
   for (const v1::UserMemory& user : status.users()) {
     const std::string pod =
         user.pod().empty() ? "" : absl::StrCat(" in pod ", Printable(user.pod()));
