@@ -64,6 +64,11 @@ bool IsTrusted(const Tenant& user) {
   return user.pod.none() && (user.uid == 0 || user.uid == geteuid());
 }
 
+// The user of a refused process. The process, or a new one with its pid, may have become another.
+Tenant UserNow(const Tenant& refused, uid_t uid) {
+  return refused.uid == uid ? refused : Tenant(uid);
+}
+
 void Drain(int fd) {
   std::uint64_t count = 0;
   // Nonblocking. The count does not matter.
@@ -265,6 +270,12 @@ std::string AcceptLoop::WhyRefused(const Tenant& user, bool scarce) {
   return "";
 }
 
+void AcceptLoop::Refused(std::string_view message, const Tenant& user, pid_t pid,
+                         absl::string_view why) {
+  connections_->CountRefused(user);
+  LogLimited(LogLevel::kWarning, message, {{"uid", user}, {"pid", pid}, {"why", why}});
+}
+
 bool AcceptLoop::AcceptConnection() {
   // Descriptors of connections that were refused or have ended belong to the reserve first.
   reserve_.Refill();
@@ -278,31 +289,24 @@ bool AcceptLoop::AcceptConnection() {
 void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
   const auto user = CredentialsOf(accepted.get());
   if (!user.ok()) return;
-  if (rate_.Refuses(user->pid, MonotonicNowNs())) {
-    LogLimited(LogLevel::kWarning, "connection refused",
-               {{"uid", user->uid}, {"pid", user->pid}, {"why", kTooOften}});
-    return;
+  constexpr std::string_view kRefused = "connection refused";
+  if (const auto refused = rate_.Refuses(user->pid, MonotonicNowNs())) {
+    return Refused(kRefused, UserNow(*refused, user->uid), user->pid, kTooOften);
   }
   absl::StatusOr<ClientProcess> caller = absl::ResourceExhaustedError("");
   if (HasDescriptors(&scarce)) {
     caller = ClientOf(accepted.get());
     if (!caller.ok()) return;
   }
-  const std::string why = caller.ok() ? WhyRefused(caller->tenant(), scarce) : kScarce;
+  const Tenant tenant = caller.ok() ? caller->tenant() : Tenant(user->uid);
+  const std::string why = caller.ok() ? WhyRefused(tenant, scarce) : kScarce;
   if (!why.empty()) {
-    LogLimited(LogLevel::kWarning, "connection refused",
-               {{"uid", caller.ok() ? caller->tenant() : Tenant(user->uid)},
-                {"pid", user->pid},
-                {"why", why}});
-    if (why == kTooOften) rate_.Refuse(user->pid, MonotonicNowNs());
-    return;
+    if (why == kTooOften) rate_.Refuse(user->pid, tenant, MonotonicNowNs());
+    return Refused(kRefused, tenant, user->pid, why);
   }
   auto admitted = connections_->Admit(accepted, *caller);
   if (!admitted.ok()) {
-    LogLimited(
-        LogLevel::kWarning, "connection refused",
-        {{"uid", caller->tenant()}, {"pid", caller->pid}, {"why", admitted.status().message()}});
-    return;
+    return Refused(kRefused, tenant, user->pid, admitted.status().message());
   }
   Watched connection;
   connection.kind = Kind::kConnection;
@@ -318,9 +322,8 @@ void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
     process.caller = *caller;
     Watch(caller->pidfd->get(), EPOLLIN, std::move(process));
   }
-  if (absl::Status given = hooks_.connected(*std::move(admitted), caller->tenant()); !given.ok()) {
-    LogLimited(LogLevel::kWarning, "connection refused",
-               {{"uid", caller->tenant()}, {"pid", caller->pid}, {"why", given.message()}});
+  if (absl::Status given = hooks_.connected(*std::move(admitted), tenant); !given.ok()) {
+    Refused(kRefused, tenant, user->pid, given.message());
     shutdown(fd, SHUT_RDWR);  // the loop sees its end
   }
   ArmTick(true);
@@ -364,20 +367,19 @@ void AcceptLoop::AcceptFd() {
   }
   const auto peer = CredentialsOf(accepted.get());
   if (!peer.ok()) return;
-  const auto refuse = [&peer](std::string_view why) {
-    LogLimited(LogLevel::kWarning, "side socket: connection refused",
-               {{"uid", peer->uid}, {"pid", peer->pid}, {"why", why}});
-  };
-  if (side_rate_.Refuses(peer->pid, MonotonicNowNs())) return refuse(kTooOften);
+  constexpr std::string_view kRefused = "side socket: connection refused";
+  if (const auto refused = side_rate_.Refuses(peer->pid, MonotonicNowNs())) {
+    return Refused(kRefused, UserNow(*refused, peer->uid), peer->pid, kTooOften);
+  }
   const auto caller = ClientOf(accepted.get());
   if (!caller.ok()) return;
   const Tenant user = caller->tenant();
   Watched client;
   const std::string why = WhySideRefused(user, &client.descriptors);
   if (!why.empty()) {
-    if (why == kTooOften) side_rate_.Refuse(caller->pid, MonotonicNowNs());
+    if (why == kTooOften) side_rate_.Refuse(peer->pid, user, MonotonicNowNs());
     CountInVain(*caller);
-    return refuse(why);
+    return Refused(kRefused, user, peer->pid, why);
   }
   client.kind = Kind::kFdClient;
   client.caller = *caller;

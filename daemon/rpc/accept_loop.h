@@ -17,9 +17,11 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
@@ -97,6 +99,8 @@ class AcceptLoop {
   bool AcceptConnection();
   // Gives the connection to gRPC, or closes it. `scarce`: it uses the reserve of descriptors.
   void AdmitOrRefuse(UniqueFd accepted, bool scarce);
+  // Logs and counts a connection that was refused. `message` is a constant.
+  void Refused(std::string_view message, const Tenant& user, pid_t pid, absl::string_view why);
   // Why this user may have no connection now. Empty: it may. `scarce`: as set below.
   std::string WhyRefused(const Tenant& user, bool scarce);
   // Sets `scarce` if it uses the reserve of descriptors.

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <optional>
 
 #include "daemon/base/tenant.h"
 
@@ -48,23 +49,29 @@ class ConnectRate {
     return found == users_.end() || found->second + each_ns_ <= now_ns + burst_ * each_ns_;
   }
 
-  // The process is refused from now on. A process of another PID namespace has the pid 0 here, and
-  // is never refused.
-  void Refuse(pid_t process, std::uint64_t now_ns) {
+  // This process of the user is refused from now on. A process of another PID namespace has the pid
+  // 0 here, and is never refused.
+  void Refuse(pid_t process, const Tenant& user, std::uint64_t now_ns) {
     if (process == 0) return;
     if (refused_.size() >= kMostRefused) refused_.clear();
-    refused_[process] = now_ns + kRefusedNs;
+    refused_[process] = {user, now_ns + kRefusedNs};
   }
-  bool Refuses(pid_t process, std::uint64_t now_ns) {
+  // The user of a process that is refused; nullopt: it is not.
+  std::optional<Tenant> Refuses(pid_t process, std::uint64_t now_ns) {
     const auto found = refused_.find(process);
-    if (found == refused_.end()) return false;
-    if (now_ns < found->second) return true;
+    if (found == refused_.end()) return std::nullopt;
+    if (now_ns < found->second.until_ns) return found->second.user;
     refused_.erase(found);
-    return false;
+    return std::nullopt;
   }
 
  private:
   static constexpr std::size_t kPruneAt = 1024;
+
+  struct Refused {
+    Tenant user;
+    std::uint64_t until_ns = 0;
+  };
 
   // Forgets the users that have regained all.
   void Prune(std::uint64_t now_ns) {
@@ -76,7 +83,7 @@ class ConnectRate {
   const std::size_t burst_;
   const std::uint64_t each_ns_;
   std::map<Tenant, std::uint64_t> users_;
-  std::map<pid_t, std::uint64_t> refused_;  // until when
+  std::map<pid_t, Refused> refused_;
 };
 
 }  // namespace gradsync::daemon

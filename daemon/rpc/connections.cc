@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -78,6 +79,24 @@ std::size_t Connections::Count(const Tenant& user) const {
   MutexLock lock(&mutex_);
   const auto found = per_user_.find(user);
   return found == per_user_.end() ? 0 : found->second;
+}
+
+void Connections::CountRefused(const Tenant& user) {
+  MutexLock lock(&mutex_);
+  if (refused_.size() >= kMostRefusedUsers && refused_.count(user) == 0) {
+    for (auto it = refused_.begin(); it != refused_.end();) {
+      it = per_user_.count(it->first) == 0 ? refused_.erase(it) : std::next(it);
+    }
+  }
+  ++refused_[user];
+}
+
+std::map<Tenant, Connections::Usage> Connections::Users() const {
+  std::map<Tenant, Usage> users;
+  MutexLock lock(&mutex_);
+  for (const auto& [user, open] : per_user_) users[user].open = open;
+  for (const auto& [user, refused] : refused_) users[user].refused = refused;
+  return users;
 }
 
 std::optional<ClientProcess> Connections::Find(const std::string& caller) const {

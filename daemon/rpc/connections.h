@@ -31,6 +31,15 @@ class Connections {
   // Descriptors of a connection: the accepted one, gRPC's copy and the process's pidfd.
   static constexpr std::size_t kDescriptors = 3;
 
+  // Users whose refused connections are counted. With more, those without a connection are
+  // forgotten.
+  static constexpr std::size_t kMostRefusedUsers = 1024;
+
+  struct Usage {
+    std::size_t open = 0;
+    std::uint64_t refused = 0;  // since the daemon started
+  };
+
   // `quota` outlives it.
   explicit Connections(DescriptorQuota* quota);
 
@@ -53,6 +62,10 @@ class Connections {
   bool IsFull(const Tenant& user) const;
   // The open connections of a user.
   std::size_t Count(const Tenant& user) const;
+  // Counts a connection of the user that was refused, here or elsewhere.
+  void CountRefused(const Tenant& user);
+  // What each user has, and has been refused.
+  std::map<Tenant, Usage> Users() const;
   // Finds the process of a call. `caller` is ServerContext::peer(). Empty if the connection has
   // ended.
   std::optional<ClientProcess> Find(const std::string& caller) const;
@@ -70,6 +83,7 @@ class Connections {
   mutable Mutex mutex_;
   std::map<int, Entry> by_number_ ABSL_GUARDED_BY(mutex_);
   std::map<Tenant, std::size_t> per_user_ ABSL_GUARDED_BY(mutex_);
+  std::map<Tenant, std::uint64_t> refused_ ABSL_GUARDED_BY(mutex_);
   int next_number_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
 

@@ -239,8 +239,22 @@ void IntrospectionAnswers::FillUsers(const ClientProcess& asker,
     users[user].set_engine_bytes(bytes);
   }
   const bool sees_all = SeesAll(asker);
+  const auto sees = [&](const Tenant& user) { return sees_all || SeesWhatIsOf(user, asker); };
+  if (context_.open_calls != nullptr) {
+    for (const auto& [user, calls] : context_.open_calls(sees)) {
+      if (calls > 0) users[user].set_calls(calls);
+    }
+  }
+  std::map<Tenant, Connections::Usage> connections;
+  if (context_.connections != nullptr) connections = context_.connections->Users();
+  for (const auto& [user, usage] : connections) {
+    if (usage.open > 0) users[user].set_connections(usage.open);
+  }
   for (auto& [user, memory] : users) {
-    if (!sees_all && !SeesWhatIsOf(user, asker)) continue;
+    if (!sees(user)) continue;
+    if (const auto found = connections.find(user); found != connections.end()) {
+      memory.set_connections_refused(found->second.refused);
+    }
     memory.set_uid(user.uid);
     memory.set_pod(user.pod.Text());
     memory.set_control_quota_bytes(context_.control_quota->bytes_per_user());

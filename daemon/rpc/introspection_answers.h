@@ -5,17 +5,21 @@
 #define DAEMON_RPC_INTROSPECTION_ANSWERS_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/tenant.h"
 #include "daemon/job/job_table.h"
+#include "daemon/rpc/connections.h"
 #include "daemon/rpc/node_status_source.h"
 #include "daemon/session/session_table.h"
 #include "daemon/worker/gpu_reducer.h"
@@ -23,6 +27,9 @@
 #include "gradsync/v1/introspection.pb.h"
 
 namespace gradsync::daemon {
+
+// Says whether a user is wanted. It is called with a lock held, so it takes no lock.
+using TenantFilter = absl::FunctionRef<bool(const Tenant&)>;
 
 // Constant. Its objects outlive the answers.
 struct IntrospectionContext {
@@ -41,7 +48,10 @@ struct IntrospectionContext {
   std::string gate;                     // option `gate`
   WorkerSupervisor* workers = nullptr;  // null: no GPUs
   const GpuReducer* gpu_reducer = nullptr;
-  NodeStatusSource* nodes = nullptr;  // null: no other nodes
+  NodeStatusSource* nodes = nullptr;         // null: no other nodes
+  const Connections* connections = nullptr;  // null: there are none
+  // The open calls of the users that are wanted. Thread-safe. Null: there are none.
+  std::function<std::map<Tenant, std::uint64_t>(TenantFilter wanted)> open_calls;
   std::string peer_address;
   std::string node_name;
   PodId pod;                       // of the daemon itself

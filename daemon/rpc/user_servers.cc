@@ -118,6 +118,7 @@ class UserServers::Server {
     asking_.Tick(now_ns);
   }
   const Tenant& user() const { return user_; }
+  const CountedServer& counted() const { return counted_; }
   GradsyncService& sessions() { return sessions_; }
 
   // The first half of its end: ends every connection and call. Not after Stop().
@@ -153,10 +154,29 @@ class UserServers::Server {
 };
 
 UserServers::UserServers(Environment environment)
-    : environment_(std::move(environment)),
+    : environment_(WithSources(std::move(environment))),
       watcher_(kWatchPeriod, [this] { return Watch(); }),
       connectors_(std::make_unique<ThreadPerUser>()) {}
 UserServers::~UserServers() = default;
+
+UserServers::Environment UserServers::WithSources(Environment environment) {
+  environment.introspection.connections = environment.connections;
+  environment.introspection.open_calls = [this](TenantFilter wanted) { return OpenCalls(wanted); };
+  return environment;
+}
+
+std::map<Tenant, std::uint64_t> UserServers::OpenCalls(TenantFilter wanted) const {
+  std::map<Tenant, CountedServer> counted;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [user, server] : servers_) {
+      if (wanted(user)) counted[user] = server->counted();
+    }
+  }
+  std::map<Tenant, std::uint64_t> calls;
+  for (const auto& [user, server] : counted) calls[user] = server.Calls().open();
+  return calls;
+}
 
 absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const Tenant& user) {
   MutexLock lock(&mutex_);
@@ -187,6 +207,7 @@ absl::Status UserServers::Connect(Connections::Admitted connection, const Tenant
 void UserServers::HandOver(const std::shared_ptr<Server>& server,
                            Connections::Admitted* connection) {
   if (absl::Status expected = server->Expect(*connection); !expected.ok()) {
+    environment_.connections->CountRefused(server->user());
     LogLimited(LogLevel::kWarning, "connection refused",
                {{"uid", server->user()}, {"why", expected.message()}});
     shutdown(connection->for_grpc.get(), SHUT_RDWR);  // the accept loop sees its end

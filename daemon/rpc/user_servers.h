@@ -46,8 +46,9 @@ class UserServers {
   static constexpr std::uint64_t kOpenCalls = 4096;
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
 
-  // What the services need. `answerer` works out answers for AskingService, and `reaper` waits for
-  // servers to end. All of it outlives the servers.
+  // What the services need. Of `introspection`, this class sets `connections` and `open_calls`.
+  // `answerer` works out answers for AskingService, and `reaper` waits for servers to end. All of
+  // it outlives the servers.
   struct Environment {
     SessionContext sessions;
     IntrospectionContext introspection;
@@ -76,6 +77,10 @@ class UserServers {
  private:
   class Server;
 
+  // `environment`, with what its introspection asks of this object.
+  Environment WithSources(Environment environment);
+  // The open calls of the users that are wanted, as gRPC counts them.
+  std::map<Tenant, std::uint64_t> OpenCalls(TenantFilter wanted) const;
   absl::StatusOr<std::shared_ptr<Server>> ServerOf(const Tenant& user);
   std::vector<std::shared_ptr<Server>> Servers() const;
   void HandOver(const std::shared_ptr<Server>& server, Connections::Admitted* connection);

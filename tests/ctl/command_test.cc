@@ -296,9 +296,11 @@ TEST(UsageTest, FaultsGoToErrorWithAHintAndExitTwo) {
 TEST(UsageTest, HelpAndVersionGoToOutAndExitZero) {
   EXPECT_THAT(RunCtl({"--help"}).out, StartsWith("Usage: gradsyncctl COMMAND"));
   EXPECT_THAT(RunCtl({"stats", "--help"}).out, StartsWith("Usage: gradsyncctl stats"));
-  EXPECT_THAT(RunCtl({"status", "--help"}).out,
-              AllOf(HasSubstr("\nUsers "), HasSubstr("\n  IN THE DAEMON "),
-                    HasSubstr("ENGINE QUOTA"), HasSubstr("DAEMON QUOTA")));
+  EXPECT_THAT(
+      RunCtl({"status", "--help"}).out,
+      AllOf(HasSubstr("\nUsers "), HasSubstr("\n  IN THE DAEMON "), HasSubstr("ENGINE QUOTA"),
+            HasSubstr("DAEMON QUOTA"), HasSubstr("\n  CONNECTIONS "), HasSubstr("\n  CALLS "),
+            HasSubstr("\n  REFUSED ")));
   EXPECT_THAT(RunCtl({"--version"}).out, StartsWith("gradsyncctl 0."));
   EXPECT_EQ(RunCtl({"--help"}).exit_status, 0);
 }

@@ -15,7 +15,7 @@ start_daemon
 ask 0 "$ctl" health
 expect OK SERVING
 ask 0 "$ctl" status
-expect 'no jobs'
+expect 'no jobs' 'CONNECTIONS' # those of this question
 ask 2 "$ctl" timeline
 
 start_job digits
@@ -24,7 +24,8 @@ expect 'serving' 'digits' 'running' '2/2' 'step 4 of model' 'rank 1'
 ask 0 "$ctl" status --job digits
 expect 'live' "$job"
 ask 0 "$ctl" status --json
-expect '"job_id": "digits"' '"state": "JOB_STATE_RUNNING"' '"step": "4"' '"missing_ranks": []'
+expect '"job_id": "digits"' '"state": "JOB_STATE_RUNNING"' '"step": "4"' '"missing_ranks": []' \
+  '"connections_refused": "0"'
 ask 0 "$ctl" stats
 expect 'job digits' 'ready skew' 'exposed' 'P99' 'STRAGGLER' 'GRADIENT NORM' 'NON-FINITE'
 ask 0 "$ctl" stats --json

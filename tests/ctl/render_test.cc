@@ -134,7 +134,14 @@ WARN  job old has failed
 TEST(RenderStatusTest, ShowsWhatEachUserHolds) {
   v1::GetStatusResponse status = EmptyStatus();
   status.MergeFrom(FromText<v1::GetStatusResponse>(R"pb(
-    users { uid: 0 control_bytes: 1536 control_quota_bytes: 268435456 }
+    users {
+      uid: 0
+      control_bytes: 1536
+      control_quota_bytes: 268435456
+      connections: 2
+      calls: 3
+      connections_refused: 17
+    }
     users {
       uid: 1000
       arena_bytes: 103424
@@ -147,9 +154,9 @@ TEST(RenderStatusTest, ShowsWhatEachUserHolds) {
   )pb"));
   const std::string text = RenderStatus(status, false, Length::kShort);
   EXPECT_EQ(text.substr(text.find("USER") - 1), R"(
-USER     ARENAS   ON GPUS   ENGINES  ENGINE QUOTA  IN THE DAEMON  DAEMON QUOTA
-   0        0 B       0 B       0 B           0 B        1.5 KiB     256.0 MiB
-1000  101.0 KiB  48.0 MiB  28.0 MiB       2.0 GiB        1.0 MiB     256.0 MiB
+USER     ARENAS   ON GPUS   ENGINES  ENGINE QUOTA  IN THE DAEMON  DAEMON QUOTA  CONNECTIONS  CALLS  REFUSED
+   0        0 B       0 B       0 B           0 B        1.5 KiB     256.0 MiB            2      3       17
+1000  101.0 KiB  48.0 MiB  28.0 MiB       2.0 GiB        1.0 MiB     256.0 MiB            0      0        0
 )");
 }
 

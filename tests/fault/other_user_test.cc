@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -95,7 +96,9 @@ TEST_F(OtherUser, IsRefusedIfItAsksForMemoryInVainTooOften) {
   const TestDaemon daemon({"--quota_sessions_per_user=1"});
   ASSERT_EQ(chmod(daemon.directory().path().c_str(), 0755), 0);
   LetIn(daemon);
-  Trainer asker(daemon, 0, 1);
+  Trainer member(daemon, 0, 1), asker(daemon, 0, 1);
+  ASSERT_TRUE(member.Do(kOther).ok());
+  ASSERT_TRUE(member.Join().ok());
   ASSERT_TRUE(asker.Do(kOther).ok());
   const std::string claim =
       "claim " + std::string(2 * kNonceBytes, '0') + " socket=" + daemon.side_socket();
@@ -104,6 +107,12 @@ TEST_F(OtherUser, IsRefusedIfItAsksForMemoryInVainTooOften) {
   for (int times = 0; times < 1000 && reply.code == "NOT_FOUND"; ++times) reply = asker.Do(claim);
   EXPECT_EQ(reply.code, "UNKNOWN") << reply << ": the daemon answers no more";
   EXPECT_NE(daemon.Log().find("connects too often"), std::string::npos) << daemon.Log();
+  const v1::GetStatusResponse status = daemon.Status();
+  const auto user = std::find_if(status.users().begin(), status.users().end(),
+                                 [](const v1::UserMemory& one) { return one.uid() == 12345; });
+  ASSERT_NE(user, status.users().end()) << status.DebugString();
+  EXPECT_EQ(user->connections(), 1u) << "that of its trainer";
+  EXPECT_GT(user->connections_refused(), 0u);
   RawSession owner(daemon.socket());
   ASSERT_TRUE(owner.Open(0, 1, "job").has_value());
   const auto assigned = owner.Register(RawSession::LayoutRequest(1, 10));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace gradsync::daemon {
 namespace {
@@ -56,13 +57,14 @@ TEST(ConnectRateTest, SaysWithoutCountingWhetherAUserHasOne) {
 TEST(ConnectRateTest, RefusesAProcessForAWhile) {
   ConnectRate rate(kBurst);
   const std::uint64_t now_ns = 5;
-  EXPECT_FALSE(rate.Refuses(11, now_ns));
-  rate.Refuse(11, now_ns);
-  EXPECT_TRUE(rate.Refuses(11, now_ns + ConnectRate::kRefusedNs - 1));
-  EXPECT_FALSE(rate.Refuses(12, now_ns)) << "another one of the same user";
-  EXPECT_FALSE(rate.Refuses(11, now_ns + ConnectRate::kRefusedNs));
-  rate.Refuse(0, now_ns);
-  EXPECT_FALSE(rate.Refuses(0, now_ns)) << "all processes of another PID namespace have this pid";
+  EXPECT_EQ(rate.Refuses(11, now_ns), std::nullopt);
+  rate.Refuse(11, kAlice, now_ns);
+  EXPECT_EQ(rate.Refuses(11, now_ns + ConnectRate::kRefusedNs - 1), kAlice);
+  EXPECT_EQ(rate.Refuses(12, now_ns), std::nullopt) << "another one of the same user";
+  EXPECT_EQ(rate.Refuses(11, now_ns + ConnectRate::kRefusedNs), std::nullopt);
+  rate.Refuse(0, kAlice, now_ns);
+  EXPECT_EQ(rate.Refuses(0, now_ns), std::nullopt)
+      << "all processes of another PID namespace have this pid";
 }
 
 }  // namespace

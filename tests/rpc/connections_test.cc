@@ -174,6 +174,36 @@ TEST_F(ConnectionsTest, EachUsersDescriptorsAreBounded) {
   EXPECT_TRUE(connections.Admit(accepted_, Client(1000)).ok());
 }
 
+TEST_F(ConnectionsTest, ShowsWhatEachUserHasAndWasRefused) {
+  const auto admitted = connections_.Admit(accepted_, Client(1000));
+  ASSERT_TRUE(admitted.ok());
+  connections_.CountRefused(Tenant(1000));
+  connections_.CountRefused(Tenant(1001));
+  connections_.CountRefused(Tenant(1001));
+  auto users = connections_.Users();
+  ASSERT_EQ(users.size(), 2u);
+  EXPECT_EQ(users[Tenant(1000)].open, 1u);
+  EXPECT_EQ(users[Tenant(1000)].refused, 1u);
+  EXPECT_EQ(users[Tenant(1001)].open, 0u);
+  EXPECT_EQ(users[Tenant(1001)].refused, 2u);
+  connections_.Remove(admitted->id);
+  users = connections_.Users();
+  EXPECT_EQ(users[Tenant(1000)].open, 0u);
+  EXPECT_EQ(users[Tenant(1000)].refused, 1u) << "counted since the start";
+}
+
+// Each pod and each subordinate id is a user.
+TEST_F(ConnectionsTest, RefusedUsersAreBounded) {
+  const auto admitted = connections_.Admit(accepted_, Client(1000));
+  ASSERT_TRUE(admitted.ok());
+  for (uid_t user = 1000; user < 1000 + 3 * Connections::kMostRefusedUsers; ++user) {
+    connections_.CountRefused(Tenant(user));
+  }
+  auto users = connections_.Users();
+  EXPECT_LE(users.size(), Connections::kMostRefusedUsers);
+  EXPECT_EQ(users[Tenant(1000)].refused, 1u) << "this user has a connection";
+}
+
 TEST_F(ConnectionsTest, ConnectionWithoutADescriptorIsRefused) {
   {
     // No more than are open already.

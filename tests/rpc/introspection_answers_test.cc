@@ -1,14 +1,20 @@
 #include "daemon/rpc/introspection_answers.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "daemon/base/unique_fd.h"
+#include "daemon/rpc/connections.h"
 #include "daemon/rpc/node_status_source.h"
+#include "daemon/session/descriptor_quota.h"
 #include "tests/session/session_fixture.h"
 
 namespace gradsync::daemon {
@@ -158,6 +164,48 @@ TEST_F(IntrospectionTest, ShowsWhatTheEnginesOfAUserTake) {
   ASSERT_EQ(status.users_size(), 1);
   EXPECT_EQ(status.users(0).engine_bytes(), 1000u);
   EXPECT_EQ(status.users(0).engine_quota_bytes(), std::uint64_t{1} << 20);
+}
+
+// Such a user may be about to use up its quota of calls.
+TEST_F(IntrospectionTest, ShowsUsersWhoHoldNoMemory) {
+  constexpr uid_t kCaller = 54323, kConnected = 54324, kOnlyRefused = 54325;
+  DescriptorQuota descriptors(100);
+  Connections connections(&descriptors);
+  const UniqueFd accepted(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const auto admitted = connections.Admit(accepted, Process(kConnected, kNode));
+  ASSERT_TRUE(admitted.ok()) << admitted.status();
+  for (const uid_t user : {kConnected, kCaller, kOnlyRefused})
+    connections.CountRefused(Tenant(user));
+  std::set<Tenant> counted;
+  IntrospectionContext context = Context();
+  context.connections = &connections;
+  context.open_calls = [&](TenantFilter wanted) {
+    counted.clear();
+    std::map<Tenant, std::uint64_t> calls;
+    for (const Tenant& user : {Tenant(kCaller), Tenant(kConnected), Tenant(kOnlyRefused)}) {
+      if (!wanted(user)) continue;
+      counted.insert(user);
+      calls[user] = user.uid == kCaller ? 7 : 0;
+    }
+    return calls;
+  };
+  const IntrospectionAnswers answers(context);
+  std::map<uid_t, v1::UserMemory> seen;
+  const v1::GetStatusResponse all = answers.Status(Process(0, kNode), {});
+  for (const v1::UserMemory& user : all.users()) seen[user.uid()] = user;
+  EXPECT_EQ(seen.count(kOnlyRefused), 0u);
+  EXPECT_EQ(seen[kConnected].connections(), 1u);
+  EXPECT_EQ(seen[kConnected].calls(), 0u);
+  EXPECT_EQ(seen[kConnected].connections_refused(), 1u);
+  EXPECT_EQ(seen[kCaller].connections(), 0u);
+  EXPECT_EQ(seen[kCaller].calls(), 7u);
+  EXPECT_EQ(seen[kCaller].connections_refused(), 1u);
+
+  const v1::GetStatusResponse own = answers.Status(Process(kConnected, kNode), {});
+  ASSERT_EQ(own.users_size(), 1);
+  EXPECT_EQ(own.users(0).uid(), kConnected);
+  EXPECT_EQ(counted, std::set<Tenant>{Tenant(kConnected)})
+      << "others' calls cost the asker nothing";
 }
 
 TEST_F(IntrospectionTest, NamesThePodOfASessionAndOfAUser) {

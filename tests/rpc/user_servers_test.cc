@@ -152,6 +152,23 @@ TEST_F(UserServersTest, LongAnswerIsRefusedIfItDoesNotFitTheQuota) {
   EXPECT_TRUE(Ask(StubOf(Connect(kBob)).get(), &Stub::GetStatus).ok()) << "Bob has a quota, too";
 }
 
+// ---- Status
+
+TEST_F(UserServersTest, StatusShowsTheConnectionAndTheCallOfItsAsker) {
+  const auto stub = StubOf(Connect(kAlice));
+  connections_.CountRefused(Tenant(kAlice));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(kPatienceMs));
+  v1::GetStatusResponse status;
+  const grpc::Status answered = stub->GetStatus(&context, v1::GetStatusRequest(), &status);
+  ASSERT_TRUE(answered.ok()) << answered.error_message();
+  ASSERT_EQ(status.users_size(), 1);
+  EXPECT_EQ(status.users(0).uid(), kAlice);
+  EXPECT_EQ(status.users(0).connections(), 1u);
+  EXPECT_EQ(status.users(0).calls(), 1u);
+  EXPECT_EQ(status.users(0).connections_refused(), 1u);
+}
+
 // ---- Hand-overs
 
 // A hand-over lasts for as long as the client likes. Two threads for all users would not do.

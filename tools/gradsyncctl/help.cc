@@ -117,13 +117,17 @@ Workers, one process for each job on each GPU:
   STAGING      memory in which buckets are summed
   CONTEXT      memory of its context, about; NCCL: of its connections, about
 
-Users for whom the daemon holds memory:
+Users for whom the daemon holds memory, or who have connections or calls, also those of this
+question:
   USER           the user id, and in Kubernetes the pod: each pod of a user has quotas of its own
   ARENAS         host memory of its ranks' buckets and broadcasts; ON GPUS: their memory there
   ENGINES        memory of its jobs' engines between nodes on this node; near ENGINE QUOTA
                  (quota_engine_bytes_per_user) its next job between nodes is refused
   IN THE DAEMON  what the daemon itself keeps for it: layouts, steps, timelines, unread messages;
                  near DAEMON QUOTA (quota_control_bytes_per_user) its requests are refused
+  CONNECTIONS    open ones to the daemon's socket
+  CALLS          open ones, as gRPC counts them; with too many, connections of the user end
+  REFUSED        connections that the daemon has refused since it started: too many, or too often
 
 Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon

@@ -209,14 +209,18 @@ TextTable Users(const v1::GetStatusResponse& status) {
                    {"ENGINES", kRight},
                    {"ENGINE QUOTA", kRight},
                    {"IN THE DAEMON", kRight},
-                   {"DAEMON QUOTA", kRight}});
+                   {"DAEMON QUOTA", kRight},
+                   {"CONNECTIONS", kRight},
+                   {"CALLS", kRight},
+                   {"REFUSED", kRight}});
   for (const v1::UserMemory& user : status.users()) {
     const std::string pod =
         user.pod().empty() ? "" : absl::StrCat(" in pod ", Printable(user.pod()));
     table.AddRow({absl::StrCat(user.uid(), pod), FormatBytes(user.arena_bytes()),
                   FormatBytes(user.gpu_bytes()), FormatBytes(user.engine_bytes()),
                   FormatBytes(user.engine_quota_bytes()), FormatBytes(user.control_bytes()),
-                  FormatBytes(user.control_quota_bytes())},
+                  FormatBytes(user.control_quota_bytes()), absl::StrCat(user.connections()),
+                  absl::StrCat(user.calls()), absl::StrCat(user.connections_refused())},
                  static_cast<double>(user.control_bytes()));
   }
   return table;
