@@ -22,7 +22,7 @@ absl::Status TooOld(const SharedLibrary& library, absl::string_view what) {
 absl::StatusOr<std::unique_ptr<const CudaDriver>> CudaDriver::Open(const std::string& path) {
   const auto library = SharedLibrary::Open(path);
   if (!library.ok()) {
-    return MakeError(absl::StatusCode::kNotFound, reason::kCudaDriverMissing,
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCudaDriverMissing,
                      absl::StrCat("no CUDA driver: ", library.status().message()));
   }
   const auto find =

@@ -103,8 +103,8 @@ class CudaFunction<CUresult (*)(Arguments...)> {
 // calls cuInit, because some CUDA errors last as long as the process.
 class CudaDriver {
  public:
-  // NOT_FOUND CUDA_DRIVER_MISSING without such a library. FAILED_PRECONDITION CUDA_DRIVER_TOO_OLD
-  // if it is older than kLeastCudaDriver or lacks a function; the message says what to install.
+  // FAILED_PRECONDITION: CUDA_DRIVER_MISSING without such a library. CUDA_DRIVER_TOO_OLD if it is
+  // older than kLeastCudaDriver or lacks a function; the message says what to install.
   static absl::StatusOr<std::unique_ptr<const CudaDriver>> Open(const std::string& path);
 
   CudaDriver(const CudaDriver&) = delete;

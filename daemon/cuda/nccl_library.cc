@@ -26,7 +26,7 @@ std::string NcclVersionText(int version) {
 absl::StatusOr<std::unique_ptr<const NcclLibrary>> NcclLibrary::Open(const std::string& path) {
   const auto library = SharedLibrary::Open(path);
   if (!library.ok()) {
-    return MakeError(absl::StatusCode::kNotFound, reason::kNcclMissing,
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kNcclMissing,
                      absl::StrCat("no NCCL: ", library.status().message()));
   }
   auto nccl = std::unique_ptr<NcclLibrary>(new NcclLibrary);

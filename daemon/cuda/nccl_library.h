@@ -37,8 +37,8 @@ static_assert(NCCL_VERSION_CODE >= kLeastNcclVersion);
 // Thread-safe, but NCCL allows one thread at a time per communicator. Open() uses no GPU.
 class NcclLibrary {
  public:
-  // NOT_FOUND NCCL_MISSING without such a library; FAILED_PRECONDITION NCCL_TOO_OLD if it is older
-  // than kLeastNcclVersion or lacks a function.
+  // FAILED_PRECONDITION: NCCL_MISSING without such a library. NCCL_TOO_OLD if it is older than
+  // kLeastNcclVersion or lacks a function.
   static absl::StatusOr<std::unique_ptr<const NcclLibrary>> Open(const std::string& path);
 
   NcclLibrary(const NcclLibrary&) = delete;

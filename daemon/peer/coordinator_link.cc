@@ -27,10 +27,18 @@ constexpr std::uint64_t kUnusedNs = 5'000'000'000;
 // After so long between two ticks this daemon itself was stopped, and has yet to read its messages.
 constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
 
+// A coordinator that sends nothing for so long is lost. It pings once in kPingPeriodNs.
+constexpr std::uint64_t kSilenceNs = kPeerSilenceNs + kPingPeriodNs;
+
 constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 // What a light message may name: more than a node or a worker usually has ranks.
 constexpr int kLightRanks = 64;
 constexpr std::size_t kLightCallBytes = 256;
+
+std::string WhySilent() {
+  return absl::StrCat("it sent nothing for ", kSilenceNs / 1'000'000'000,
+                      " s: its daemon is stopped, or the link is down");
+}
 
 // `message`: null if it is not parsed. The light ones are those of a step or an operation.
 MessageWeight WeightOf(const v1::AttachResponse* message) {
@@ -507,9 +515,9 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     const bool dialing = state_ == State::kDialing;
     if (dialing && !has_message && !probing_ && ranks_.Overdue(now_ns)) {
       probe = probing_ = true;
-    } else if (up && !has_message && now_ns > heard_ns_.load() + kPeerSilenceNs + kPingPeriodNs) {
+    } else if (up && !has_message && now_ns > heard_ns_.load() + kSilenceNs) {
       cancel = true;
-      cause_ = "it sent nothing for 5 s: its daemon is stopped, or the link is down";
+      if (cause_.empty()) cause_ = WhySilent();
     } else if (up) {
       // A link whose job has never formed keeps no engine.
       const std::uint64_t idle_ns = engine_->engines_made() == 0 ? kUnusedNs : context_.idle_ns;

@@ -16,7 +16,7 @@ absl::Status Stopping() {
 }
 
 absl::Status NoGpus() {
-  return MakeError(absl::StatusCode::kNotFound, reason::kCudaDriverMissing,
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kCudaDriverMissing,
                    "gradsyncd uses no GPUs: its option cuda_library is 'none'; remove the option "
                    "to use them");
 }
@@ -25,8 +25,7 @@ absl::Status NoGpus() {
 // once the cause is removed, it can succeed at once.
 bool IsRefusal(const absl::Status& status) {
   return status.code() == absl::StatusCode::kFailedPrecondition ||
-         status.code() == absl::StatusCode::kInvalidArgument ||
-         status.code() == absl::StatusCode::kNotFound;
+         status.code() == absl::StatusCode::kInvalidArgument;
 }
 
 }  // namespace

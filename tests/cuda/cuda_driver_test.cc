@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 
 TEST(CudaDriver, MissingDriverIsAnError) {
   const auto driver = CudaDriver::Open("libcuda-of-no-machine.so.1");
-  EXPECT_EQ(driver.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(driver.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(DetailsOf(driver.status()).reason, "CUDA_DRIVER_MISSING");
   EXPECT_THAT(driver.status().message(), HasSubstr("libcuda-of-no-machine.so.1"));
 }

@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 TEST(NcclLibrary, MissingLibraryIsAnError) {
   const auto nccl = NcclLibrary::Open("libnccl-of-no-machine.so.2");
-  EXPECT_EQ(nccl.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(nccl.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(DetailsOf(nccl.status()).reason, "NCCL_MISSING");
 }
 

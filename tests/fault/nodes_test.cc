@@ -382,7 +382,7 @@ TEST_F(NodesTest, SilentCoordinatorIsLost) {
     const Reply reply = trainers[rank]->Result();
     EXPECT_EQ(reply.reason, "COORDINATOR_LOST") << reply;
     EXPECT_NE(reply.message.find("on node alpha"), std::string::npos) << reply;
-    EXPECT_NE(reply.message.find("sent nothing for 5 s"), std::string::npos) << reply;
+    EXPECT_NE(reply.message.find("sent nothing for 6 s"), std::string::npos) << reply;
     EXPECT_LE(reply.end_ns - reply.start_ns, FairBoundNs(10 * kNodeLossBoundNs, reply.start_ns))
         << reply;
   }

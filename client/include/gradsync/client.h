@@ -522,8 +522,9 @@ class Session {
   //   DEADLINE_EXCEEDED    LAYOUT_TIMEOUT: names the ranks that did not come.
   //   RESOURCE_EXHAUSTED   QUOTA, MEMORY. LAYOUT_REFUSED: one of these on another rank.
   // With `device`:
-  //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library or the daemon has no CUDA.
-  //   FAILED_PRECONDITION  CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD, GPU_NOT_VISIBLE,
+  //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library was built without CUDA.
+  //   FAILED_PRECONDITION  CUDA_NOT_BUILT: the daemon was built without CUDA.
+  //                        CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD, GPU_NOT_VISIBLE,
   //                        GPU_EXCLUSIVE, GPU_UNUSABLE, GPU_UNSUPPORTED, MPS_OTHER_USER. The
   //                        message says what to do.
   //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY. MPS_FULL: MPS takes no more clients.
