@@ -30,7 +30,7 @@ namespace gradsync::daemon {
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
 // - when the server stops.
 //
-// Thread-safe. One thread calls Watch().
+// Thread-safe.
 class UserConnections {
  public:
   // How long a connection may stay after its client has closed its end.

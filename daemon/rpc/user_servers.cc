@@ -110,7 +110,7 @@ class UserServers::Server {
     if (server_ == nullptr) return;
     grpc::AddInsecureChannelFromFd(server_.get(), connection.release());
   }
-  // Called by the watcher alone. False: there is nothing to watch before the next Expect().
+  // Thread-safe. False: there is nothing to watch before the next Expect().
   bool Watch(std::uint64_t now_ns) { return connections_.Watch(counted_, now_ns); }
   void Drain() { asking_.StopServing(); }
   void Tick(std::uint64_t now_ns) {
@@ -155,7 +155,7 @@ class UserServers::Server {
 
 UserServers::UserServers(Environment environment)
     : environment_(WithSources(std::move(environment))),
-      watcher_(kWatchPeriod, [this] { return Watch(); }),
+      watcher_(environment_.watch_period, [this] { return Watch(); }),
       connectors_(std::make_unique<ThreadPerUser>()) {}
 UserServers::~UserServers() = default;
 
@@ -215,6 +215,8 @@ void UserServers::HandOver(const std::shared_ptr<Server>& server,
   }
   watcher_.Wake();
   server->Connect(std::move(connection->for_grpc));
+  // It may have brought many calls, and many such connections may come before the watcher looks.
+  server->Watch(MonotonicNowNs());
 }
 
 bool UserServers::Watch() {

@@ -6,8 +6,8 @@
 // threads that read streams, and those of status and reflection, belong to one user.
 //
 // The quota does not see calls. A client that opens calls and resets them at once (CVE-2023-44487)
-// fills the memory with calls that wait for the user's threads. So a thread looks at gRPC's counts
-// every kWatchPeriod: UserConnections.
+// fills the memory with calls that wait for the user's threads. So gRPC's counts are looked at
+// every kWatchPeriod, and after each new connection: UserConnections.
 
 #ifndef DAEMON_RPC_USER_SERVERS_H_
 #define DAEMON_RPC_USER_SERVERS_H_
@@ -43,7 +43,7 @@ class UserServers {
   static constexpr std::size_t kMaxUsers = 128;
   // How many open calls a user may have, besides three for each session that its quota allows: one
   // with the session, and two that have no session yet. A call takes about 13 KiB.
-  static constexpr std::uint64_t kOpenCalls = 4096;
+  static constexpr std::uint64_t kOpenCalls = 1024;
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
 
   // What the services need. Of `introspection`, this class sets `connections` and `open_calls`.
@@ -55,6 +55,7 @@ class UserServers {
     Connections* connections = nullptr;
     UserExecutor* answerer = nullptr;
     Executor* reaper = nullptr;
+    std::chrono::milliseconds watch_period = kWatchPeriod;
   };
   explicit UserServers(Environment environment);
   // Requires Stop().

@@ -120,7 +120,7 @@ TEST_F(SocketTableTest, LongTablesAreReadUpToABound) {
   }
   const std::uint32_t whole = user - 2;  // the bound may cut the last line
   const std::uint64_t now_ns = clock_.NowNs();
-  absl::StrAppend(&long_table, absl::StrReplaceAll(kIpv4, {{"1000", "77"}}));
+  absl::StrAppend(&long_table, absl::StrReplaceAll(kIpv4, {{" 1000 ", " 77 "}}));
   Write(long_table, kIpv6);
   for (const std::uint32_t one : {std::uint32_t{0}, std::uint32_t{70'001}, whole}) {
     EXPECT_THAT(UsersOfSince(now_ns, "127.0.0.1", static_cast<std::uint16_t>(one % 60000),
@@ -144,7 +144,7 @@ TEST_F(SocketTableTest, ConnectionsThatCameBeforeAReadShareIt) {
 // The port may have been another user's before.
 TEST_F(SocketTableTest, AConnectionThatCameLaterGetsAReadOfItsOwn) {
   EXPECT_THAT(UsersOf("127.0.0.1", 4711), ElementsAre(1000));
-  Write(absl::StrReplaceAll(kIpv4, {{"1000", "1003"}}), kIpv6);
+  Write(absl::StrReplaceAll(kIpv4, {{" 1000 ", " 1003 "}}), kIpv6);
   EXPECT_THAT(UsersOf("127.0.0.1", 4711), ElementsAre(1003));
 }
 

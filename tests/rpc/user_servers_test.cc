@@ -13,6 +13,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "daemon/arena/arena_quota.h"
@@ -40,6 +41,9 @@ constexpr char kOption[] = "quota_control_bytes_per_user";
 
 class UserServersTest : public SessionFixture {
  protected:
+  explicit UserServersTest(std::chrono::milliseconds watch_period = UserServers::kWatchPeriod)
+      : servers_(MakeEnvironment(watch_period)) {}
+
   // Both ends of a connection.
   struct Connection {
     Tenant user;
@@ -102,11 +106,12 @@ class UserServersTest : public SessionFixture {
   Connections connections_{&descriptors_};
   FairExecutor answerer_{2};
   SerialExecutor reaper_;
-  UserServers servers_{MakeEnvironment()};
+  UserServers servers_;
 
  private:
-  UserServers::Environment MakeEnvironment() {
+  UserServers::Environment MakeEnvironment(std::chrono::milliseconds watch_period) {
     UserServers::Environment environment;
+    environment.watch_period = watch_period;
     environment.sessions.sessions = &sessions_;
     environment.sessions.clock = &clock_;
     environment.sessions.memory = &control_quota_;
@@ -194,6 +199,28 @@ TEST_F(UserServersTest, HandOverThatDoesNotEndDelaysNoOtherUser) {
   bobs.client.reset();
   alice.join();
   acceptor.join();
+}
+
+class UnwatchedUserServersTest : public UserServersTest {
+ protected:
+  UnwatchedUserServersTest() : UserServersTest(std::chrono::hours(1)) {}
+
+  bool AliceIsRefused() const {
+    const auto users = connections_.Users();
+    const auto alice = users.find(Tenant(kAlice));
+    return alice != users.end() && alice->second.refused > 0;
+  }
+};
+
+TEST_F(UnwatchedUserServersTest, CallsThatAConnectionHasBroughtAreSeenBeforeTheNextOne) {
+  std::vector<attack::RawHttp2> clients;
+  for (int i = 0; i < 64 && !AliceIsRefused(); ++i) {
+    Connection connection = Make(kAlice);
+    clients.emplace_back(Descriptor(connection.client.release()), 65535);
+    clients.back().ResetAndClose("/gradsync.v1.GradientSync/Session");
+    HandOver(&connection);
+  }
+  EXPECT_TRUE(Soon([&] { return AliceIsRefused(); }));
 }
 
 // ---- The end
