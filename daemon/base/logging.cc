@@ -190,8 +190,11 @@ absl::Status CheckLogFile(const std::string& file) {
   if (stat(file.c_str(), &existing) == 0 && S_ISDIR(existing.st_mode)) {
     return CannotAppend(file, std::strerror(EISDIR));
   }
-  const bool allowed =
-      access(file.c_str(), W_OK) == 0 || (errno == ENOENT && access(where, W_OK | X_OK) == 0);
+  // AT_EACCESS: with this process's capabilities, too.
+  const auto may = [](const char* path, int mode) {
+    return faccessat(AT_FDCWD, path, mode, AT_EACCESS) == 0;
+  };
+  const bool allowed = may(file.c_str(), W_OK) || (errno == ENOENT && may(where, W_OK | X_OK));
   return allowed ? absl::OkStatus() : CannotAppend(file, std::strerror(errno));
 }
 

@@ -1,5 +1,6 @@
 #include "daemon/rpc/listening_socket.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -28,12 +29,12 @@ absl::StatusOr<bool> FindSocket(const std::string& path) {
   return absl::FailedPreconditionError(absl::StrCat(path, " exists and is not a socket"));
 }
 
-// Whether this user may make and remove files beside `path`.
+// Whether this process may make and remove files beside `path`.
 absl::Status CheckDirectory(const std::string& path) {
   const std::string directory = path.substr(0, path.rfind('/') + 1);
-  if (access(directory.empty() ? "." : directory.c_str(), W_OK | X_OK) == 0) {
-    return absl::OkStatus();
-  }
+  const char* const where = directory.empty() ? "." : directory.c_str();
+  // AT_EACCESS: with its capabilities, too.
+  if (faccessat(AT_FDCWD, where, W_OK | X_OK, AT_EACCESS) == 0) return absl::OkStatus();
   if (errno == ENOENT) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the directory of ", path, " does not exist: create it (mode 0750), or pass --socket"));
