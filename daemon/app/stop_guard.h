@@ -14,8 +14,8 @@
 namespace gradsync::daemon {
 
 // How long the daemon may take from the end of the drain to its own end. In this time it waits up
-// to 5 s for its clients' streams, and up to 5 s for those of other nodes. The files in deploy/
-// give it 5 s more before SIGKILL.
+// to 3 s for clients to read the ends of their streams, up to 5 s for the streams that are left,
+// and up to 5 s for those of other nodes. The files in deploy/ give it 5 s more before SIGKILL.
 inline constexpr absl::Duration kStopLimit = absl::Seconds(15);
 // The exit status of a process that StopGuard has ended.
 inline constexpr int kExitHung = 3;

@@ -58,8 +58,8 @@ struct Options {
   // set its own limit. The default is long, because compilation and checkpoints happen inside
   // steps.
   absl::Duration step_timeout = absl::Minutes(30);
-  // Time that running steps have to finish after SIGTERM. With 5 s of teardown it fits the 30 s
-  // that Kubernetes waits by default.
+  // Time that running steps have to finish after SIGTERM. Afterwards the daemon needs up to
+  // kStopLimit (stop_guard.h), 15 s. The files in deploy/ allow 45 s in all before SIGKILL.
   absl::Duration drain_timeout = absl::Seconds(25);
 
   // ---- Quotas of a user (uid and pod), a session or a layout ----
