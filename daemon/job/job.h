@@ -102,7 +102,6 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   //   FAILED_PRECONDITION  JOB_MISMATCH: another world size or options.
   //   ALREADY_EXISTS       the job has ended, or the rank is neither absent nor held. The caller
   //                        begins a new generation if it may.
-  //   UNIMPLEMENTED        LOSS_POLICY: the policy is `hold`, and `node` is another node.
   absl::Status Join(std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
                     std::uint64_t incarnation, std::shared_ptr<SessionSink> sink,
                     const std::string& node = "", PodId pod = {});

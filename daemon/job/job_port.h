@@ -58,13 +58,14 @@ class JobPort {
   using Registered = std::function<void(absl::StatusOr<Registration>)>;
   // Registers a layout for the rank. Calls `answer` once, before any message about the layout, or
   // never if the session ends first. A Job calls it at once. INVALID_ARGUMENT, FAILED_PRECONDITION
-  // LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT, RESOURCE_EXHAUSTED: the request is refused,
-  // and the session goes on. A rank that comes late to an agreement that has failed gets the same
-  // failure, once.
+  // LAYOUT_MISMATCH, ALREADY_REGISTERED or RANKS_LEFT, RESOURCE_EXHAUSTED, UNIMPLEMENTED
+  // LOSS_POLICY: the request is refused, and the session goes on. A rank that comes late to an
+  // agreement that has failed gets the same failure, once.
   virtual void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) = 0;
 
   // Keeps `memory`, which the rank has for this channel's layout. An executor releases it when the
-  // layout is replaced, its agreement has failed, the rank has exited or the job has ended.
+  // layout is replaced, its agreement has failed, the rank has released it or has exited, or the
+  // job has ended.
   virtual void KeepMemory(RankSession session, std::uint32_t channel,
                           std::shared_ptr<void> memory) = 0;
 

@@ -53,6 +53,7 @@ class JobTable final : public JobFinder {
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
   //                        with policy `hold`, the rank has left the job or has finished.
   //   PERMISSION_DENIED    CREDENTIALS: a job that holds this rank has another token.
+  //   UNIMPLEMENTED        LOSS_POLICY: the policy is `hold`, and `node` names another node.
   //   RESOURCE_EXHAUSTED   too many jobs of this user, or too much memory for them.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
                                             std::uint32_t world_size, const JobOptions& options,
