@@ -59,7 +59,7 @@ struct AgentSessionContext {
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The CallerKey of a caller, from gRPC's name for it.
   std::function<CallerKey(const std::string& caller)> caller_key;
-  // Says whose a connection is, without TLS and where the kernel does not (CanFindOwners()).
+  // Finds the user of a connection without TLS, if the kernel does not name it (CanFindOwners()).
   SocketTable* sockets = nullptr;
   // The node group of a job key, or why this node has none.
   std::function<absl::StatusOr<std::shared_ptr<NodeGroup>>(const JobKey&)> find_node_group;

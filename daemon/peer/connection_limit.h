@@ -43,9 +43,9 @@ class ConnectionLimit {
   // All callers together may use one half, and one caller may use half of that. Both bounds also
   // have a constant maximum.
   //
-  // One user may use the other half (DescriptorQuota). So it and all callers together leave the
-  // daemon its own part. Several users, and their engines and workers, can use up all of it. Then
-  // DescriptorReserve keeps some for those who ask for health and status.
+  // One user may use the other half (DescriptorQuota). So one user and all callers together leave
+  // the daemon what it needs itself. Several users, with their engines and workers, can use up all
+  // descriptors. Then DescriptorReserve keeps some for those who ask for health and status.
   static Bounds OfProcess();
 
   // `clock` outlives it.

@@ -144,9 +144,10 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   void AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink* link, std::uint64_t launch,
                     const LaunchAnswer& answer, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `link` (null: this node) reports that the engine has failed. If nothing is in flight, this only
-  // notes the report: the cause may be the end of a node that the job does not need, and the end of
-  // that node's stream will show it. Otherwise Tick() fails the engine soon.
+  // `link` (null: this node) reports that the engine has failed. If a launch is in flight, the
+  // engine fails at once. If none is, this only notes the report: the cause may be the end of a
+  // node that the job does not need, and the end of that node's stream will show it. If no stream
+  // ends, Tick() fails the engine soon.
   absl::Status Suspect(std::uint64_t epoch, const NodeLink* link, const absl::Status& why);
   void FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl::Status& why,
                   Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

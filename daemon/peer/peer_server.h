@@ -40,7 +40,8 @@ namespace gradsync::daemon {
 class PeerServer {
  public:
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
-  // The most jobs of one other daemon at a time, and the most streams of all daemons together.
+  // The most streams of one connection at a time, and the most streams of all daemons together. A
+  // daemon has a connection for each job.
   static constexpr int kStreamsPerConnection = 256;
   static constexpr std::size_t kMaxNodes = 4096;
   // The most open calls: the streams, and calls that have not come to us yet. Each takes some 13

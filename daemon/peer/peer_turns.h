@@ -94,8 +94,8 @@ class PeerTurns {
 
 // Stands for callers who have not been welcomed yet: the user that they name may be somebody else.
 inline constexpr Tenant kStrangers(static_cast<uid_t>(-1));
-// Those on this machine of whom the kernel does not say who they are. To find out takes time
-// (SocketTable), and the others do not wait for it.
+// Stands for such callers on this machine if the kernel does not name their user. Finding out who
+// they are takes time (SocketTable), and the other strangers do not wait for it.
 Tenant LocalStrangers();
 
 }  // namespace gradsync::daemon

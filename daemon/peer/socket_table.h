@@ -18,8 +18,9 @@
 namespace gradsync::daemon {
 
 // A read takes the longer, the more sockets the machine has: up to a few tenths of a second. So it
-// keeps what it has read last, and all callers that came before that read share it. Connections
-// that come without end cost those who wait two reads: the one under way, and the next one.
+// keeps what it has read last, and all callers that came before that read share it. Even if
+// connections come without end, a caller waits for two reads at most: the one under way, and the
+// next one.
 //
 // Thread-safe. One thread reads at a time; others wait for it.
 class SocketTable {
