@@ -129,9 +129,9 @@ class AcceptLoop {
   // Out of descriptors: these listeners accept nothing until the next tick.
   std::set<Kind> paused_;
   DescriptorReserve reserve_;
-  // gRPC reads a new connection on any user's thread, and it reads all that the client has sent,
-  // even if the client has closed the connection meanwhile. So a user who connects and closes
-  // without end takes time from all. A job that begins needs one connection for each rank.
+  // Another user's thread may read a new connection (user_servers.h). It reads all that the client
+  // has sent, even if the client has closed the connection meanwhile. So a user who connects and
+  // closes without end takes time from all. A job that begins needs one connection for each rank.
   ConnectRate rate_;
   // On the side socket only connections that bring no memory count. An honest session makes one
   // connection for each layout, however many it has, and does not try again if one is refused.

@@ -3,7 +3,9 @@
 // gRPC reads a whole message, however long, before it compares the length with the limit. Only a
 // ResourceQuota prevents that, and it may end any stream of its server. So each user has a server
 // and a quota: a user who sends too much loses only its own streams. For the same reason the
-// threads that read streams, and those of status and reflection, belong to one user.
+// threads that handle the messages of streams, and those of status and reflection, belong to one
+// user. But gRPC has one epoll set for all servers, so any of these threads may read the bytes of
+// any user's connection.
 //
 // The quota does not see calls. A client that opens calls and resets them at once (CVE-2023-44487)
 // fills the memory with calls that wait for the user's threads. So gRPC's counts are looked at
@@ -39,7 +41,7 @@ namespace gradsync::daemon {
 class UserServers {
  public:
   // The most users at a time; a user in a pod counts as a separate user. root and the daemon's own
-  // user, outside of pods, do not count.
+  // user, outside of pods, are admitted even beyond it.
   static constexpr std::size_t kMaxUsers = 128;
   // How many open calls a user may have, besides three for each session that its quota allows: one
   // with the session, and two that have no session yet. A call takes about 13 KiB.
@@ -61,9 +63,10 @@ class UserServers {
   // Requires Stop().
   ~UserServers();
 
-  // Gives a connection to its user's server. A thread of the user does that later, because gRPC
-  // reads from the connection within that call for as long as the client sends. RESOURCE_EXHAUSTED:
-  // too many users or threads. INTERNAL: gRPC does not start a server.
+  // Gives a connection to its user's server. A thread of the user calls AddInsecureChannelFromFd()
+  // later, because gRPC may read from the connection within it, for as long as the client sends.
+  // What is left is read by any thread that polls for gRPC. RESOURCE_EXHAUSTED: too many users or
+  // threads. INTERNAL: gRPC does not start a server. UNAVAILABLE: after Stop().
   absl::Status Connect(Connections::Admitted connection, const Tenant& user);
   // Cancels the streams that open no session in time. Ends the servers of users that have gone.
   // Returns false if there is no server.
