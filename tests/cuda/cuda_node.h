@@ -17,7 +17,8 @@
 namespace gradsync {
 
 // The job has run before: every GPU has its worker, with staging memory for CudaLayout(_, kBuckets,
-// kCount), and several GPUs have a communicator. The trainers of that first life have left.
+// kCount). If there are several GPUs, they have a communicator. The trainers of that first life
+// have left.
 //
 // For the process of an ISOLATED_TEST, on the test's machine. The destructor fails the test if the
 // daemon itself has initialized CUDA, or if there was a violation.

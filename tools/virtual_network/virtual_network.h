@@ -24,7 +24,7 @@ struct VirtualNetworkOptions {
 // Each node is a network namespace with one interface, eth0, and an address 10.99.0.(node+1); a
 // virtual cable leads from it to a switch, a bridge in a namespace of its own. A token
 // bucket at either end of the cable enforces the rate. Its burst is what the rate carries in 4 ms,
-// its queue what it carries in 20 ms.
+// at least 16 KiB; its queue is what the rate carries in 20 ms.
 //
 // The namespaces have no names. Descriptors of this object and the processes inside hold them, so
 // they disappear when both have ended, whatever the cause.
