@@ -264,8 +264,8 @@ std::vector<OptionEntry> MakeTable() {
       Count(&Options::reduce_threads, 0, 256,
             {"reduce_threads", kReduction,
              "Threads that add gradients. They use the trainers' cores. 0: one per 8 CPUs of the "
-             "daemon's affinity and cgroup quota, at least 1, at most 4. Of the lanes of jobs that "
-             "span nodes, as many add at a time, or engine_lanes if that is more.",
+             "daemon's affinity and cgroup quota, at least 1, at most 4. Lanes of jobs that span "
+             "nodes add too: at most the same number at a time, or engine_lanes if that is more.",
              "2"}),
       Bytes(&Options::staging_bytes, kPage, kGiB, kPage,
             {"staging_bytes", kReduction,
