@@ -117,8 +117,8 @@ Workers, one process for each job on each GPU:
   STAGING      memory in which buckets are summed
   CONTEXT      memory of its context, about; NCCL: of its connections, about
 
-Users for whom the daemon holds memory, or who have connections or calls, also those of this
-question:
+Users for whom the daemon holds memory, or who have connections or calls. The connection and the
+call of this question count, too:
   USER           the user id, and in Kubernetes the pod: each pod of a user has quotas of its own
   ARENAS         host memory of its ranks' buckets and broadcasts; ON GPUS: their memory there
   ENGINES        memory of its jobs' engines between nodes on this node; near ENGINE QUOTA
@@ -134,8 +134,8 @@ Ranks (with --job):
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
   STATE        live; left: it has finished its steps; loading: it replaces a lost session, and does
-               not have the state of the model yet; healing: it replaces a lost session, and no
-               step of it is complete
+               not have the state of the model yet; healing: it replaces a lost session, and takes
+               part in steps, but not yet in operations
   ARENA        host memory of its buckets and broadcasts; ON GPUS: its memory there
 
 Examples:
@@ -190,12 +190,12 @@ constexpr absl::string_view kTimeline =
     R"(Usage: gradsyncctl timeline [--job ID] [--layout NAME] [--steps N | --step N] [--all]
                             [--socket PATH] [--timeout SECONDS] [--json]
 
-A picture of the last committed steps of a layout, oldest first. Without --job: of the only job, or
+A picture of the last decided steps of a layout, oldest first. Without --job: of the only job, or
 of the only one that has not ended. Without --layout: of the job's only layout. Exit status 0:
-drawn, or no step is committed yet; 2: the daemon does not answer, or there is no such job, layout
+drawn, or no step is decided yet; 2: the daemon does not answer, or there is no such job, layout
 or step.
 
-One line for each bucket, from the step's first ready to its commit:
+One line for each bucket, from the step's first ready to its verdict:
   0-9  the gradients of this rank are ready; + those of several ranks
   .    the bucket waits: for other ranks, or for the buckets before it
   #    the reduction runs
@@ -205,7 +205,7 @@ With more than 10 ranks only the first rank (r) and the last rank (R) are drawn.
   READY      when the last rank's gradients are ready, counted from the step's first ready
   DONE       when the average is written back, counted likewise; "-": never, as in a void step
   LATE RANK  the last rank, and how long after the rank before it
-  exposed    in the title: from the last ready to the commit; the backward pass does not hide it
+  exposed    in the title: from the last ready to the verdict; the backward pass does not hide it
 
 Without --all, a step of many buckets shows those that took longest. Many steps are a table, void
 and long ones first, with a picture of the first.
