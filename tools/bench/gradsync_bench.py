@@ -133,8 +133,8 @@ With --device cuda the columns are what a trainer's host pays:
 
   MarkReady   until MarkReady returns
   enqueued    until the host may enqueue work that needs the average: until WaitOnStream returns
-  in process  the same for an all-reduce of NCCL in the trainers' own processes; over sockets where
-              ranks share a GPU, which NCCL takes for a GPU of each of two machines
+  in process  the same for an all-reduce of NCCL in the trainers' own processes. If ranks share a
+              GPU, NCCL takes them for ranks of different machines, and uses sockets
   added       enqueued - in process, in pairs
   syncs       how often the host has waited for the GPU until then, in all iterations
   to done     until the stream has the average; then the same in process

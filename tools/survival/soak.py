@@ -307,7 +307,7 @@ def main(words: Sequence[str]) -> int:
         type=count(0, 10**6),
         default=5,
         metavar="N",
-        help="default 5; all at least once",
+        help="default 5; longer if not every attack has run once by then",
     )
     add("--seed", type=count(0, 2**31 - 1), default=1, metavar="N", help="of the deaths; default 1")
     add("--attacks", type=lambda text: text.split(","), metavar="NAME,...", help="default: all")
