@@ -1,6 +1,7 @@
 """PyTorch's process group on gradsync: `torch.distributed.init_process_group("gradsync")`.
 
-Reductions of host tensors go through the daemon, everything else through Gloo.
+Most all-reduces of host tensors go through the daemon, and so do large reduce-scatters and
+all-gathers. The rest goes through Gloo, and tensors on GPUs through NCCL.
 docs/process-group.md says what goes where.
 """
 
