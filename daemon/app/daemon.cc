@@ -223,7 +223,7 @@ absl::Status Daemon::Rooms::StartPeers() {
 
 void Daemon::Rooms::MakeServers() {
   // Without a grpc_shutdown(): the last one joins gRPC's poller of writes that found a full socket,
-  // which may sleep for 10 s more, and the daemon has to answer SIGTERM within 30 s.
+  // which may sleep for 10 s more, and the whole stop may take kStopLimit.
   grpc_init();
   // Ours answers: asking_service.h says why.
   grpc::EnableDefaultHealthCheckService(false);

@@ -104,7 +104,7 @@ class UserServers::Server {
   absl::Status Expect(const Connections::Admitted& connection) {
     return connections_.Expect(connection.for_grpc.get(), connection.quota);
   }
-  // Reads the connection for gRPC, for as long as there is something to read.
+  // May read the connection for gRPC, for as long as there is something to read.
   void Connect(UniqueFd connection) {
     MutexLock lock(&stop_mutex_);
     if (server_ == nullptr) return;

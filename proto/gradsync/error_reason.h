@@ -210,7 +210,7 @@ inline constexpr Reason kUnknownRank("UNKNOWN_RANK");
 inline constexpr Reason kBadStream("BAD_STREAM");
 // FAILED_PRECONDITION. The CUDA stream is being captured into a graph. A call.
 inline constexpr Reason kCapturing("CAPTURING");
-// FAILED_PRECONDITION, NOT_FOUND. There is no CUDA driver. A registration.
+// FAILED_PRECONDITION. There is no CUDA driver. A registration.
 inline constexpr Reason kCudaDriverMissing("CUDA_DRIVER_MISSING");
 // FAILED_PRECONDITION. The CUDA driver is too old. A registration.
 inline constexpr Reason kCudaDriverTooOld("CUDA_DRIVER_TOO_OLD");
@@ -243,7 +243,7 @@ inline constexpr Reason kMpsOtherUser("MPS_OTHER_USER");
 inline constexpr Reason kNcclCudaError("NCCL_CUDA_ERROR");
 // INTERNAL. NCCL reported an error that has no other reason here. The job.
 inline constexpr Reason kNcclError("NCCL_ERROR");
-// FAILED_PRECONDITION, NOT_FOUND. There is no NCCL. The job.
+// FAILED_PRECONDITION. There is no NCCL. The job.
 inline constexpr Reason kNcclMissing("NCCL_MISSING");
 // UNAVAILABLE. NCCL lost another GPU of the job. The job.
 inline constexpr Reason kNcclRemoteLost("NCCL_REMOTE_LOST");

@@ -649,7 +649,7 @@ TEST(ShortAnswerTest, HealthWithManyReasonsSaysHowManyItLeavesOut) {
 
 TEST(RenderTimelineTest, SaysThatThereIsNoStepYet) {
   EXPECT_EQ(RenderTimeline("digits", "model", {}, Length::kShort),
-            "no step of model of job digits is committed yet\n");
+            "no step of model of job digits is decided yet\n");
 }
 
 TEST(RenderTimelineTest, ExtremeTimesStayWithinThePicture) {

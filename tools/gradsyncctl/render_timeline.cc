@@ -230,7 +230,7 @@ std::string RenderTimeline(absl::string_view job, absl::string_view layout,
                            const v1::GetTimelineResponse& timeline, Length length) {
   if (timeline.steps().empty()) {
     return absl::StrCat("no step of ", Printable(layout), " of job ", Printable(job),
-                        " is committed yet\n");
+                        " is decided yet\n");
   }
   const auto title = [&](const v1::StepTimeline& step) {
     return absl::StrCat("step ", step.step(), " of ", Printable(layout), ", job ", Printable(job),
