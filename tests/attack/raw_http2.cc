@@ -106,6 +106,13 @@ bool RawHttp2::ContinueMessage() {
   return Send(Frame(kData, 0, next_stream_ - 2, std::string(kMaxFrameBytes, 'x')));
 }
 
+void RawHttp2::OpenMany(const std::string& path) {
+  fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
+  do {
+    next_stream_ += 2;
+  } while (Send(Frame(kHeaders, kEndHeaders, next_stream_ - 2, HeadersOf(path))));
+}
+
 void RawHttp2::ResetAndClose(const std::string& path) {
   fcntl(fd_.get(), F_SETFL, O_NONBLOCK);
   while (OpenAndReset(path, 500)) {

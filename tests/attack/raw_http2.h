@@ -32,6 +32,8 @@ class RawHttp2 {
   bool ContinueMessage();
   // Opens `calls` calls and resets each at once. Then drops what the server has sent.
   bool OpenAndReset(const std::string& path, int calls);
+  // Opens as many calls as the socket takes at once. They stay open, and send no message.
+  void OpenMany(const std::string& path);
   // Opens and resets as many calls as the socket takes at once, and says that nothing more comes.
   // The connection stays.
   void ResetAndClose(const std::string& path);
