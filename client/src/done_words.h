@@ -39,8 +39,8 @@ class DoneWords {
 
   // Releases every wait. Call it only when the daemon writes nothing more, or when this rank no
   // longer cares what the daemon writes. Writes the words before it takes a lock. On a GPU, then
-  // keeps them poisoned until EndPoison, even if the GPU still writes to them. `step`: the step to
-  // mark.
+  // keeps them poisoned until EndPoison, even if the GPU still writes to them. `step`:
+  // StepProgress::next_step().
   void Poison(std::uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
   // Call it when no stream waits any more. From then on nothing is kept poisoned.
   void EndPoison() ABSL_LOCKS_EXCLUDED(mutex_);

@@ -81,9 +81,9 @@ class StateReader {
 
   // How often Interrupt() was called.
   std::uint64_t interruptions() const;
-  // For a helper thread that makes calls for the trainer. `interruptions`: what interruptions()
-  // returned when the trainer began its next calls. If Interrupt() was called since, these calls
-  // pin nothing, because the trainer no longer waits for them.
+  // For a helper thread that makes calls for the trainer. `interruptions`: the value of
+  // interruptions() when the trainer handed its calls to the helper. If Interrupt() was called
+  // after that, these calls pin nothing, because the trainer no longer waits for them.
   void CallBegan(std::uint64_t interruptions);
 
   // A call of the trainer reads the state on its own thread.
