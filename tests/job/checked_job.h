@@ -62,7 +62,7 @@ class CheckedJob {
   absl::Status SendBreach(std::uint32_t rank, Breach breach);
   // The trainer writes its gradients of a bucket.
   void Write(std::uint32_t rank, std::uint32_t bucket, std::uint64_t step);
-  // From now on, expects the average over all ranks in steps in this bucket.
+  // From now on, expects in this bucket the average over the ranks that take part in steps.
   void Average(int bucket);
   // The held reduction of a bucket, or null.
   ReduceOperation* Held(int bucket) const;

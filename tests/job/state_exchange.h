@@ -22,8 +22,8 @@
 namespace gradsync::daemon {
 
 // It answers each message in an event of its own, and keeps the process's staging memory: two
-// words, so that a state takes three chunks. While the staging memory is its own, there is nonsense
-// in it. Not thread-safe.
+// words, so that a state takes three chunks. This memory holds nonsense at first, and is filled
+// with nonsense again before each chunk is written to it. Not thread-safe.
 class StateExchange {
  public:
   static constexpr std::size_t kStagingWords = 2;
