@@ -32,7 +32,7 @@ class ArenaQuota {
 
     std::uint64_t bytes() const { return bytes_; }
     // The reservation holds `bytes` from now on. RESOURCE_EXHAUSTED as Reserve(); then nothing
-    // changes. A reservation that Reserve() did not make always stays empty.
+    // changes. A reservation that was default-constructed or moved from always stays empty.
     absl::Status Resize(std::uint64_t bytes);
     // Moves `bytes` of this reservation, or all if it has fewer, to the result.
     Reservation Split(std::uint64_t bytes);

@@ -29,7 +29,7 @@ class GpuVerdict {
   enum class State : std::uint8_t {
     kGood,     // no bucket is void; if all are done, the trainers' streams have seen the step
                // complete
-    kInDoubt,  // like kGood, but for some bucket nobody knows whether it is void on the GPUs
+    kInDoubt,  // like kGood, but nobody knows whether some bucket is void on the GPUs
     kVoid,     // some bucket is void on every GPU, and so is the step
   };
 

@@ -122,7 +122,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
                   std::shared_ptr<void> memory) override;
   void RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) override;
   absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const override;
-  // A rank of another node has no memory here: all of `memory` is null.
+  // A rank of another node has no memory here: every field of `memory` except `gpu` is null.
   absl::Status ArenaMapped(RankSession session, std::uint32_t channel, RankMemory memory) override;
   absl::Status Deliver(const RankMessage& message) override { return message.call(this); }
   void Lose(RankSession session, const absl::Status& why) override;

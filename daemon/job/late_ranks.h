@@ -23,7 +23,7 @@ class LateRanks {
   explicit LateRanks(const Membership& members) : members_(members) {}
 
   // Adds a rank that has not done something. `done`: what, as in "registered it". If the rank has
-  // not joined the job, the text says that instead.
+  // not joined the job, or is held or loading, the text says that instead.
   void Add(std::uint32_t rank, absl::string_view done);
   bool empty() const { return groups_.empty(); }
   // "rank 1 has not joined the job; ranks 2, 3 have not registered it"; of bounded length.

@@ -47,10 +47,10 @@ class RankRules {
   // The rank may send a message about the state of the model: in this job, survivors bring the
   // state to replacements.
   absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
-  // The rank may leave: it has not left yet, and is in no step and no operation. A rank that came
-  // back after a loss must first have the state of the model and have completed a step of every
-  // layout. Such a rank may leave for good (`exit`) without a complete step if no running step has
-  // gradients of its lost session.
+  // The rank may leave: it has not left yet, and is in no step and no operation. A rank that stays
+  // may still leave for good (`exit`). A rank that came back after a loss must first have the state
+  // of the model and have completed a step of every layout. Such a rank may leave for good without
+  // a complete step if no running step has gradients of its lost session.
   absl::Status CheckLeave(std::uint32_t rank, bool exit) const;
   // The rank may finish. The conditions are those for leaving for good. A rank that stays must
   // first get LeaveDone.

@@ -27,7 +27,7 @@ struct StepRecord {
   std::string used_map;  // UsedMap::Union(); empty if the step is not complete
   std::uint32_t live_ranks = 0;
   std::uint32_t divisor = 0;
-  std::vector<GradientStats> stats;  // one per bucket; empty if void
+  std::vector<GradientStats> stats;  // one per bucket; empty if the step is not complete
 };
 
 struct LayoutReadyMessage {
