@@ -33,8 +33,8 @@ bool IsOwnAddress(const std::string& host);
 // there are several connections, one of these users must own the other end of each. If this machine
 // translates the addresses (NAT), the other end is not found.
 //
-// `table` is asked where the kernel does not answer about one connection, that is without
-// CanFindOwners(); null: the kernel does. The connection was there at `since_ns`.
+// `table` is asked instead of the kernel if the kernel does not answer about a single connection
+// (CanFindOwners() is false). Otherwise it is null. The connection was there at `since_ns`.
 std::string WhyStranger(absl::string_view address,
                         absl::FunctionRef<std::vector<TcpEnd>()> own_ends, SocketTable* table,
                         std::uint64_t since_ns);

@@ -36,8 +36,8 @@ struct NodeWork {
   // The buffers of the local ranks in the launch, in rank order. May be empty.
   std::vector<std::byte*> buffers;
   std::vector<std::shared_ptr<void>> keep;  // what must live until the work is done
-  // Called once, on a thread of the engine or of the exchange, when the buffers are no longer
-  // touched. Not OK: the buffers are undefined, and the engine has failed.
+  // Called once, when the buffers are no longer touched: on a thread of the engine or of the
+  // exchange, or within Abort(). Not OK: the buffers are undefined, and the engine has failed.
   std::function<void(const absl::Status&, const GradientStats&)> done;
 };
 

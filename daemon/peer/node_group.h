@@ -59,7 +59,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // The node has no ranks any more, and wants to leave. When everything in flight is done, its
   // stream is closed and the others connect without it. Nothing is launched in between.
   void Detach(const std::shared_ptr<NodeLink>& link);
-  // The node is lost. The caller has already lost its ranks to their jobs.
+  // The node is lost. The caller has already told the jobs that the node's ranks are lost.
   void Lost(NodeLink* link, const absl::Status& why);
 
   // What it needs a node for.

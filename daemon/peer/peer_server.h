@@ -83,7 +83,7 @@ class PeerServer {
   PeerServer() = default;
   // Ends the connection of a caller, as gRPC names it. No daemon calls unknown methods.
   void EndCaller(const std::string& caller);
-  // Ends connections of callers that send much without a stream that has said Hello.
+  // Ends a caller's connections on which no stream has said Hello, if they send much.
   void EndSilentSenders();
   // If the caller of `newest` has too many streams that have said nothing, closes the oldest of
   // them.
@@ -109,8 +109,8 @@ class PeerServer {
   // The watcher's.
   std::function<void()> used_;  // constant after Accept()
   std::uint64_t looked_at_bytes_ns_ = 0;
-  // The watcher's. A connection has more calls than it may have at a time if it has reset some, or
-  // if the client has not acknowledged the limit.
+  // The watcher's. A connection can have more open calls than kStreamsPerConnection if it has reset
+  // some, or if the client has not acknowledged that limit.
   CallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};
   Ticker watcher_{kWatchPeriod, [this] { return WatchCalls(); }};  // last
 };
