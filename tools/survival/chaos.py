@@ -51,8 +51,8 @@ Proves that a training in which ranks die learns the same bits as one in which n
 
 It starts a gradsyncd and N trainers. They train a module with dropout, BatchNorm, Adam and a
 scheduler through gradsync.torch.Training. Trainers die by SIGKILL at chosen places of a step. Some
-die at the same moment, some while they get the state of the model, some while they give it. A fifth
-raise an exception instead, which ends their process with status 1. Some are stopped: the daemon
+die at the same moment, some while they get the state of the model, some while they give it. One in
+five raises an exception instead, which ends its process with status 1. Some are stopped: the daemon
 finds them by their lease, and kills them. Each is started again and takes its old place. After
 every step each rank writes down the SHA-256 of the averages and of its whole state. This chain must
 equal that of a training without hold and without faults, link by link. A parameter with gradients

@@ -53,8 +53,8 @@ is at its full strength:
   attacker  goes on until it is told to end, and exits with 0
 
 After each round, and once everything that the attacker made has ended, the processes, open files,
-threads, mappings and memory of the daemon and its engines are counted. Between the first time that
-every attack has run and the end, none may grow.
+threads, mappings and memory of the daemon and its engines are counted. Once every attack has run,
+none of these may grow until the end, beyond what gRPC's pools and malloc vary by.
 
 Run it as root: attackers and jobs have users of their own. Exit status: 0 all held; 1 something
 did not, or a job failed; 2 wrong usage, or gradsync is not built; 130 interrupted.
