@@ -28,7 +28,7 @@ Options:
   --layout NAME      timeline: of this layout; needed if the job has several
   --steps N          timeline: the last N steps, 1 to 64; default 1
   --step N           timeline: step N, if it is among the last 64
-  --all              everything; default: totals and the worst rows, in 50 lines at most
+  --all              everything; default: totals and the worst rows, in about 50 lines
   --timeout SECONDS  how long to wait for the daemon; default 5
   --json             everything, for programs: the messages of gradsync.v1.Introspection with the
                      names of their fields, zeros included; 64-bit integers, "NaN" and "Infinity"
@@ -38,7 +38,8 @@ Options:
 
 Exit status:
   0  OK
-  1  WARN  the daemon warns or drains; for status and stats also: a job has failed
+  1  WARN  the daemon warns or drains; for status and stats also: a job has failed; for doctor: a
+           check ends with WARN
   2  ERR   the daemon does not answer or does not serve, doctor finds a failure, or the command
            line is wrong
 
