@@ -31,7 +31,7 @@ class LayoutChannel;
 // until none is in flight.
 class BucketReductions {
  public:
-  // Called by the reducer on a thread of its own, without the job's lock.
+  // Called by the reducer without the job's lock: on a thread of its own, or within Reduce().
   using OnReduced = std::function<void(LayoutChannel*, std::size_t bucket, const ReduceTimes&,
                                        const absl::Status& failure)>;
   // All references outlive this object. `reduced` is called with `layout`.

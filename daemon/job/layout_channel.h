@@ -217,9 +217,10 @@ class LayoutChannel {
   RankSession AverageSource(std::size_t index) const;
   // Copies the average of a reduced bucket to a session that needs it.
   void CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions);
-  // True if every bucket is done and none is void on the GPUs. Then the trainers' streams have seen
-  // the running step complete. If some bucket is in doubt, they may have.
+  // True if every bucket is done, and none is known to be void on the GPUs. Then the trainers'
+  // streams may have seen the running step complete.
   bool MaybeSeenComplete() const;
+  // True if, besides, no bucket is in doubt. Then the streams have seen the step complete.
   bool SeenComplete() const;
   void MaybeFinish(std::uint64_t now_ns, DeferredActions* actions);
   // The running step is void. If it has many done words, the executor writes them and wakes their
