@@ -47,8 +47,9 @@ class StreamReceiver {
 // completion_queue_cc.cc), and a step's verdict would wait for that.
 class SessionStream {
  public:
-  // Owns `socket`, which is connected, and guards it against fork(2). RESOURCE_EXHAUSTED MEMORY: no
-  // thread can be started.
+  // Owns `socket`, which is connected, and guards it against fork(2).
+  //   RESOURCE_EXHAUSTED  OPEN_FILES: too few descriptors are left for gRPC. MEMORY: no thread can
+  //                       be started, or as GuardedSocket::Guard.
   static absl::StatusOr<std::unique_ptr<SessionStream>> Open(
       FileDescriptor socket, std::shared_ptr<StreamReceiver> receiver);
   // Closes the stream.

@@ -28,7 +28,7 @@ class Connection;
 
 // Thread-safe. A part of the Connection. Statuses: those of Session. Legal call order:
 //
-//   (Fetch Confirm)*
+//   (Fetch+ Confirm+)*
 //
 // The daemon may begin a new transfer at any time. Then Fetch drops the bytes that have arrived,
 // and goes on with the new transfer.
@@ -101,7 +101,8 @@ class StateFetch {
   absl::Mutex mutex_;
   bool in_call_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<Transfer> transfer_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);  // sent by the daemon; kept until a call returns it
+  // Sent by the daemon. Kept until a call returns it, or asks for the state again.
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };
 
