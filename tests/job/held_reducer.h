@@ -13,8 +13,8 @@
 
 namespace gradsync::daemon {
 
-// Not thread-safe: for tests that run everything on one thread. Adds float32 and float64 itself,
-// element by element, in the order of the buffers.
+// Not thread-safe: for tests that run everything on one thread. Adds float32, float64 and uint8
+// itself, element by element, in the order of the buffers.
 class HeldReducer final : public Reducer {
  public:
   // `clock` outlives this. With `at_once`, Reduce() completes the operation before it returns, as

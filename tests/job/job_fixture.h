@@ -80,7 +80,7 @@ class JobFixture : public testing::Test {
     return *memory_[channel - 1][rank];
   }
 
-  JobOptions options_;                               // of Start(), which sets its own arguments
+  JobOptions options_;                               // for Start(), which sets two of them
   std::map<std::uint32_t, std::uint32_t> rejoined_;  // by rank: how often
   ManualClock clock_;
   HeldReducer reducer_{&clock_};

@@ -62,7 +62,7 @@ inline constexpr int kModelBuckets = 2;
 inline constexpr int kModelMaxRanks = 3;
 inline constexpr unsigned kEveryBucket = (1u << kModelBuckets) - 1;
 
-// An error that a rank must receive. A field below 0, or a step of 0, is not checked.
+// An error that a rank must receive. A field of -1, or a step of 0, is not checked.
 struct Cause {
   absl::StatusCode code = absl::StatusCode::kOk;
   const char* reason = "";

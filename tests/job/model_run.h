@@ -88,7 +88,8 @@ struct ModelRun {
   std::map<std::uint64_t, bool> complete;
   // Steps that a trainer has abandoned, as the daemon knows.
   std::map<std::uint64_t, bool> abandoned;
-  // With state_source=trainer: the state before a step, as ranks have recorded it.
+  // By step: the state before it, as ranks have recorded it. With state_source=trainer a
+  // replacement begins with it; with state_source=survivor its state is compared with it.
   std::map<std::uint64_t, ModelState> records;
   std::vector<std::unique_ptr<TrainerMemory>>* spare = nullptr;  // that trainers may take
 

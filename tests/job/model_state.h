@@ -49,9 +49,9 @@ struct ModelState {
 };
 
 // What `rank` writes into half a bucket. A float64 gradient is a code for (rank, position, hash of
-// the state, bucket, half), times a power of the rank. So the sum of all ranks' gradients shows
-// whether a term is in it twice, not at all, or from another position or state. In the bucket for
-// the model's buffers (UINT8) rank 0 writes such a code, and every other rank zeros.
+// the state, bucket, half), times 1000 to the power of the rank. So the sum of all ranks' gradients
+// shows whether a term is in it twice, not at all, or from another position or state. In the bucket
+// for the model's buffers (UINT8) rank 0 writes such a code, and every other rank zeros.
 Half Gradient(std::uint32_t rank, const ModelState& state, DataType dtype, std::size_t bucket,
               int half);
 // What the daemon must write there.

@@ -36,7 +36,8 @@ class StateExchange {
   // reader may read the state now. `frozen`: the daemon knows, or will hear, that the process
   // waits. Only then does the daemon give up a source that is silent.
   void AddActions(bool lacks, bool waits, bool frozen, std::vector<Action>* actions) const;
-  // `state` is the process's own: a load changes it. Returns true if `action` is one of these.
+  // `state` is the process's own: a load changes it. Returns false if AddActions() never adds
+  // `action`.
   bool Do(Action action, ModelState* state);
   // A message about the state. `begun`: the process's state cannot change now. Returns a violation
   // of the protocol; "" if there is none.
