@@ -1,4 +1,4 @@
-// Makes a process that root has started that of another user.
+// Turns a process of root into a process of another user.
 
 #ifndef TESTS_KIT_BECOME_USER_H_
 #define TESTS_KIT_BECOME_USER_H_

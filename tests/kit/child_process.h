@@ -28,7 +28,7 @@ class Descriptor {
 
 struct ChildOptions {
   std::vector<std::string> arguments;    // the program first
-  std::vector<std::string> environment;  // "NAME=VALUE", besides and before this process's own
+  std::vector<std::string> environment;  // "NAME=VALUE", added to this process's own; wins over it
   int input = -1;                        // becomes standard input; -1: /dev/null
   int output = -1;                       // becomes standard output; -1: inherited
   int error = -1;                        // becomes standard error; -1: inherited

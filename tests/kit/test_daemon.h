@@ -32,8 +32,9 @@ class NotifySocket {
 };
 
 // A running daemon. The constructor and Start() return when the daemon serves. If the daemon ends
-// before that, they throw std::runtime_error with the daemon's log: googletest then ends the test
-// and it fails, so no later call waits for a daemon that is not there.
+// before that, or does not serve within kPatienceMs, they throw std::runtime_error with the
+// daemon's log: googletest then ends the test and it fails, so no later call waits for a daemon
+// that is not there.
 //
 // The destructor stops the daemon with SIGTERM and fails the test unless the exit code is 0. So
 // every test also checks that the daemon survives it (and, under a sanitizer, that it has no error
