@@ -57,13 +57,18 @@ absl::Status JobChannel::AwaitHealed(absl::Time deadline) {
   return end_;
 }
 
-absl::StatusOr<std::uint64_t> JobChannel::Begin(
-    absl::Time deadline, const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
-  absl::MutexLock lock(&mutex_);
+absl::Status JobChannel::AwaitMayBegin(absl::Time deadline) {
   if (!end_.ok()) return end_;
   if (auto status = AwaitHealed(deadline); !status.ok()) return status;
   if (!given_up_.ok()) return given_up_;
   if (connection_.left()) return LeftError("it takes part in no operation");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::uint64_t> JobChannel::Begin(
+    absl::Time deadline, const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
+  absl::MutexLock lock(&mutex_);
+  if (auto status = AwaitMayBegin(deadline); !status.ok()) return status;
   ++sequence_;
   done_ = false;
   failed_ = absl::OkStatus();
@@ -114,6 +119,10 @@ absl::Status JobChannel::AwaitDone(absl::Time deadline) {
 }
 
 absl::Status JobChannel::AcquireStaging(absl::Time deadline) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (auto status = AwaitMayBegin(deadline); !status.ok()) return status;
+  }
   StagingMemory& staging = connection_.staging();
   if (!staging.Acquire(absl::InfinitePast(), nullptr)) {
     // The transfer goes on while this rank waits for its end.

@@ -72,6 +72,8 @@ class JobChannel {
 
   // Waits until a session that replaces a lost one takes part in operations.
   absl::Status AwaitHealed(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Waits until an operation may begin, or returns why none may.
+  absl::Status AwaitMayBegin(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the next operation its number and sends it.
   absl::StatusOr<std::uint64_t> Begin(
       absl::Time deadline,
@@ -84,9 +86,12 @@ class JobChannel {
   absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
                                         std::size_t bytes);
   absl::Status Broken(absl::string_view what) const;
-  // Takes the staging memory for an operation, as soon as no transfer of the model's state uses it.
-  // The caller gives it back: see StagingTurn.
-  absl::Status AcquireStaging(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
+  // Takes the staging memory for an operation that may begin, as soon as no transfer of the model's
+  // state uses it. If the operation is refused, the memory stays as it is: the daemon may still use
+  // it for FetchState, or for an operation that this rank gave up on. The caller gives the memory
+  // back: see StagingTurn.
+  absl::Status AcquireStaging(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refused(absl::string_view what) const;
 
   Connection& connection_;

@@ -273,6 +273,20 @@ TEST_F(StateFetchTest, AFetchThatWasLeftDoesNotStopTheNextOne) {
   EXPECT_TRUE(fetched.get().ok());
 }
 
+TEST_F(StateFetchTest, AnOperationThatIsRefusedLeavesTheChunkAsItIs) {
+  auto fetched = Fetch(absl::InfiniteDuration());
+  EXPECT_TRUE(Next().has_fetch_state());
+  // Of the daemon, which has not announced it yet.
+  const std::string chunk(kStagingBytes, 'x');
+  std::memcpy(daemon_.staging(), chunk.data(), chunk.size());
+  std::string data(kStagingBytes, '.');
+  ExpectError(session_->AllReduce(data.data(), data.size(), DataType::kUint8, ReduceOp::kSum),
+              absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  EXPECT_EQ(std::memcmp(daemon_.staging(), chunk.data(), chunk.size()), 0);
+  SendImage(1, "abc");
+  EXPECT_TRUE(fetched.get().ok());
+}
+
 TEST_F(StateFetchTest, MessagesOfAnotherTransferAreIgnored) {
   ASSERT_TRUE(session_->ServeState(std::make_shared<Weight>()).ok());
   auto fetched = Fetch(absl::InfiniteDuration());

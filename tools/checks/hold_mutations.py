@@ -1175,6 +1175,11 @@ MUTATIONS = (
         "    if (false) {\n",
     ),
     Mutation(
+        "an operation that is refused writes into the staging memory",
+        "client/src/job_channel.cc",
+        "    if (auto status = AwaitMayBegin(deadline); !status.ok()) return status;\n",
+    ),
+    Mutation(
         "two calls fetch at once",
         "client/src/state_fetch.cc",
         "  if (!mutex_.AwaitWithDeadline(absl::Condition(&ended), deadline)) return false;\n",
