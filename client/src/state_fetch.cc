@@ -13,6 +13,7 @@
 #include "client/src/daemon_silence.h"
 #include "client/src/error.h"
 #include "client/src/session_options.h"
+#include "client/src/staging_memory.h"
 #include "client/src/state_image.h"
 #include "client/src/state_reader.h"
 #include "client/src/utf8.h"
@@ -73,22 +74,24 @@ void StateFetch::EndCall() {
 
 // ---- Fetch --------------------------------------------------------------------------------------
 
-absl::Status StateFetch::Ask(absl::Duration timeout) {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (!end_.ok()) return end_;
-    if (!loading()) {
-      return OutOfOrder(
-          "FetchState needs a session that takes the place of a lost one, with "
-          "StateSource::kSurvivor, and only once; see is_replacement()");
-    }
-    // What was fetched could not be loaded: the daemon begins again.
-    if (transfer_.has_value() && transfer_->fetched) {
-      transfer_.reset();
-      phase_ = Phase::kLoading;
-    }
-    if (phase_ == Phase::kAsked) return absl::OkStatus();
+absl::Status StateFetch::BeginFetch() {
+  absl::MutexLock lock(&mutex_);
+  if (!end_.ok()) return end_;
+  if (!loading()) {
+    return OutOfOrder(
+        "FetchState needs a session that takes the place of a lost one, with "
+        "StateSource::kSurvivor, and only once; see is_replacement()");
   }
+  // What was fetched could not be loaded: the daemon begins again.
+  if (transfer_.has_value() && transfer_->fetched) {
+    transfer_.reset();
+    phase_ = Phase::kLoading;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateFetch::Ask(absl::Duration timeout) {
+  if (phase_.load() == Phase::kAsked) return absl::OkStatus();
   // The daemon writes chunks there.
   if (auto status = connection_.staging().Populate(); !status.ok()) return status;
   v1::SessionRequest request;
@@ -125,8 +128,13 @@ absl::StatusOr<StateImage> StateFetch::Fetch(absl::Duration timeout) {
   const absl::Time deadline = AnswerDeadline(timeout);
   if (!BeginCall(deadline)) return NotFetchedInTime();
   const absl::Cleanup end_call = [this] { EndCall(); };
-  if (auto status = Ask(timeout); !status.ok()) return status;
+  if (auto status = BeginFetch(); !status.ok()) return status;
+  // After a call that timed out the daemon may still write a chunk there. Nobody overwrites it: no
+  // operation takes the memory before this session has healed.
   StagingMemory& staging = connection_.staging();
+  if (!staging.Acquire(deadline, nullptr)) return NotFetchedInTime();
+  const StagingTurn staging_turn(&staging);
+  if (auto status = Ask(timeout); !status.ok()) return status;
   std::shared_ptr<std::byte> memory;
   std::optional<std::uint64_t> number;  // of the transfer whose bytes are in `memory`
   for (;;) {

@@ -88,7 +88,9 @@ class StateFetch {
   // `deadline`.
   bool BeginCall(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   void EndCall() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Asks the daemon for the state, unless it was asked.
+  // Returns why this session may not fetch the state. Forgets a state that Fetch has returned.
+  absl::Status BeginFetch() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Asks the daemon for the state, unless it was asked. The caller has the staging memory.
   absl::Status Ask(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the transfer has a chunk to copy, or has ended. Returns a copy of `transfer_`.
   absl::StatusOr<Transfer> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);

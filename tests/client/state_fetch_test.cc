@@ -287,6 +287,31 @@ TEST_F(StateFetchTest, AnOperationThatIsRefusedLeavesTheChunkAsItIs) {
   EXPECT_TRUE(fetched.get().ok());
 }
 
+// The daemon asks a replacement for its state before that has any, which is wrong.
+TEST_F(StateFetchTest, AFetchWaitsForTheStagingMemory) {
+  EXPECT_TRUE(session_->ServeState(std::make_shared<Weight>()).ok());
+  // A wait in which the state is read.
+  auto left = std::async(std::launch::async, [this] { return session_->Leave(); });
+  EXPECT_TRUE(Next().has_leave());
+  v1::SessionResponse question;
+  question.mutable_state_question()->set_transfer(5);
+  question.mutable_state_question()->set_offer(true);
+  daemon_.Say(question);
+  EXPECT_TRUE(Next().has_state_offer());  // the reader has the memory until transfer 5 ends
+  EXPECT_TRUE(Next().has_state_digests());
+  ExpectError(session_->FetchState(absl::Milliseconds(1)).status(),
+              absl::StatusCode::kDeadlineExceeded, "STATE_UNAVAILABLE");
+  Cancel(5);
+  auto fetched = Fetch(absl::InfiniteDuration());
+  const auto asked = Next();
+  EXPECT_TRUE(asked.has_fetch_state());
+  EXPECT_EQ(asked.fetch_state().timeout_ms(), 0u) << "the first call has asked";
+  SendImage(1, "abc");
+  EXPECT_TRUE(fetched.get().ok());
+  daemon_.Die();
+  ExpectError(left.get(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
+}
+
 TEST_F(StateFetchTest, MessagesOfAnotherTransferAreIgnored) {
   ASSERT_TRUE(session_->ServeState(std::make_shared<Weight>()).ok());
   auto fetched = Fetch(absl::InfiniteDuration());

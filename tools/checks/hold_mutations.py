@@ -1159,8 +1159,8 @@ MUTATIONS = (
     Mutation(
         "a rank that lives fetches the state",
         "client/src/state_fetch.cc",
-        '    if (!loading()) {\n      return OutOfOrder(\n          "FetchState',
-        '    if (false) {\n      return OutOfOrder(\n          "FetchState',
+        '  if (!loading()) {\n    return OutOfOrder(\n        "FetchState',
+        '  if (false) {\n    return OutOfOrder(\n        "FetchState',
     ),
     Mutation(
         "a rank without the state marks buckets",
@@ -1171,8 +1171,18 @@ MUTATIONS = (
     Mutation(
         "a state that was fetched is not fetched again",
         "client/src/state_fetch.cc",
-        "    if (transfer_.has_value() && transfer_->fetched) {\n",
-        "    if (false) {\n",
+        "  if (transfer_.has_value() && transfer_->fetched) {\n",
+        "  if (false) {\n",
+    ),
+    Mutation(
+        "FetchState takes staging memory that is in use",
+        "client/src/state_fetch.cc",
+        "  if (!staging.Acquire(deadline, nullptr)) return NotFetchedInTime();\n",
+    ),
+    Mutation(
+        "FetchState keeps the staging memory",
+        "client/src/state_fetch.cc",
+        "  const StagingTurn staging_turn(&staging);\n",
     ),
     Mutation(
         "an operation that is refused writes into the staging memory",
