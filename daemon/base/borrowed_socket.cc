@@ -4,13 +4,17 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <memory>
 
+#include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
 
 namespace gradsync::daemon {
@@ -35,10 +39,48 @@ void Drop(int socket) {
   }
 }
 
+// Ends the connection if the descriptor names this socket. The caller owns the descriptor.
+bool EndIfIs(int descriptor, ino_t socket) {
+  if (SocketOf(descriptor) != socket) return false;
+  shutdown(descriptor, SHUT_RDWR);
+  Drop(descriptor);
+  return true;
+}
+
+// A descriptor that names a socket for a moment, when the process has no free one. Thread-safe.
+class SpareDescriptor {
+ public:
+  // Opens it at the first call.
+  static SpareDescriptor& OfProcess() {
+    static auto* const spare = new SpareDescriptor;  // for threads that outlive main
+    return *spare;
+  }
+
+  // As EndIfIs(), with a copy of the descriptor. False, too, if none was free for the spare one
+  // when it was opened.
+  bool EndIfIs(int descriptor, ino_t socket) {
+    MutexLock lock(&mutex_);
+    if (dup3(descriptor, spare_.get(), O_CLOEXEC) < 0) return false;
+    const bool ended = daemon::EndIfIs(spare_.get(), socket);
+    dup3(unused_.get(), spare_.get(), O_CLOEXEC);  // closes the copy
+    return ended;
+  }
+
+ private:
+  SpareDescriptor() = default;
+
+  Mutex mutex_;  // held while spare_ names a socket
+  // Both are always open, so dup3() only replaces what spare_ names. That needs no free descriptor.
+  const UniqueFd unused_{eventfd(0, EFD_CLOEXEC)};
+  const UniqueFd spare_{fcntl(unused_.get(), F_DUPFD_CLOEXEC, 0)};
+};
+
 }  // namespace
 
 BorrowedSocket::BorrowedSocket(int descriptor)
-    : descriptor_(descriptor), socket_(SocketOf(descriptor)) {}
+    : descriptor_(descriptor), socket_(SocketOf(descriptor)) {
+  SpareDescriptor::OfProcess();  // opened before connections use up all
+}
 
 bool BorrowedSocket::IsOpen() const { return socket_ != 0 && SocketOf(descriptor_) == socket_; }
 
@@ -81,12 +123,11 @@ std::optional<sockaddr_storage> BorrowedSocket::OwnAddress() const {
 }
 
 bool BorrowedSocket::End() const {
+  if (socket_ == 0) return false;
   // The copy names one socket from now on, whatever its owner does.
   const UniqueFd copy(fcntl(descriptor_, F_DUPFD_CLOEXEC, 0));
-  if (!copy.valid() || socket_ == 0 || SocketOf(copy.get()) != socket_) return false;
-  shutdown(copy.get(), SHUT_RDWR);
-  Drop(copy.get());
-  return true;
+  if (copy.valid()) return EndIfIs(copy.get(), socket_);
+  return errno == EMFILE && SpareDescriptor::OfProcess().EndIfIs(descriptor_, socket_);
 }
 
 }  // namespace gradsync::daemon

@@ -35,8 +35,8 @@ class BorrowedSocket {
   std::uint64_t ReceivedBytes() const;
   // The address of this side. nullopt if the socket is closed.
   std::optional<sockaddr_storage> OwnAddress() const;
-  // Ends the connection: its owner reads nothing more. False if the socket is closed, or if the
-  // process has no free descriptor: this call needs one for a moment.
+  // Ends the connection: its owner reads nothing more. False if the socket is closed. Needs no free
+  // descriptor: the process keeps a spare one.
   bool End() const;
 
  private:

@@ -4,11 +4,13 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "daemon/base/unique_fd.h"
 
@@ -65,6 +67,26 @@ TEST(BorrowedTcpSocketTest, CountsWhatTheOtherSideHasSent) {
   EXPECT_EQ(socket.ReceivedBytes(), 0u);
 }
 
+// Uses up the process's descriptors while it exists.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit few{512, before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (;;) {
+      UniqueFd one(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!one.valid()) return;
+      used_.push_back(std::move(one));
+    }
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+  std::vector<UniqueFd> used_;
+};
+
 class BorrowedSocketTest : public testing::TestWithParam<Pair (*)()> {};
 
 TEST_P(BorrowedSocketTest, TheOwnerReadsNothingMoreAfterTheEnd) {
@@ -83,6 +105,28 @@ TEST_P(BorrowedSocketTest, TheOwnerReadsNothingMoreAfterTheEnd) {
   EXPECT_LE(recv(ours.get(), &byte, 1, MSG_DONTWAIT), 0);
   EXPECT_TRUE(socket.IsOpen()) << "its owner closes it";
   EXPECT_TRUE(socket.End()) << "a second time";
+}
+
+TEST_P(BorrowedSocketTest, EndsAlsoWhenTheProcessHasNoFreeDescriptor) {
+  auto [ours, theirs] = GetParam()();
+  const auto [other, others_client] = GetParam()();
+  const UniqueFd file(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const BorrowedSocket socket(ours.get()), second(other.get());
+  bool ended = false, second_ended = false, ended_closed = true;
+  {
+    const NoDescriptors none;
+    ended = socket.End();
+    second_ended = second.End();
+    ASSERT_EQ(dup3(file.get(), ours.get(), O_CLOEXEC), ours.get()) << "the owner closes it";
+    ended_closed = socket.End();
+  }
+  EXPECT_TRUE(ended);
+  EXPECT_TRUE(second_ended);
+  EXPECT_FALSE(ended_closed);
+  char byte = 0;
+  EXPECT_EQ(recv(others_client.get(), &byte, 1, 0), 0);
+  EXPECT_EQ(recv(other.get(), &byte, 1, MSG_DONTWAIT), 0);
+  EXPECT_EQ(recv(theirs.get(), &byte, 1, 0), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sockets, BorrowedSocketTest, testing::Values(UnixPair, TcpPair),
