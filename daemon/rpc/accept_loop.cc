@@ -232,15 +232,16 @@ void AcceptLoop::Handle(std::uint64_t key, std::uint32_t events) {
   }
 }
 
-UniqueFd AcceptLoop::AcceptGrpc(bool* scarce) {
-  const auto accept = [this] {
-    return UniqueFd(accept4(grpc_socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+UniqueFd AcceptLoop::Accept(Kind listener, bool* scarce) {
+  const auto accept = [this, listener] {
+    return UniqueFd(accept4(FdOf(listener), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   };
   UniqueFd accepted = accept();
   if (accepted.valid() || (errno != EMFILE && errno != ENFILE)) return accepted;
   *scarce = true;
+  ArmTick(true);  // it refills the reserve
   if (!reserve_.Free(Connections::kDescriptors)) {
-    Pause(Kind::kGrpcListener);
+    Pause(listener);
     return accepted;
   }
   accepted = accept();
@@ -248,7 +249,7 @@ UniqueFd AcceptLoop::AcceptGrpc(bool* scarce) {
   // If nobody waits, the kernel says so only if there is a descriptor.
   const bool none_left = errno == EMFILE || errno == ENFILE;
   reserve_.Refill();
-  if (none_left) Pause(Kind::kGrpcListener);
+  if (none_left) Pause(listener);
   return accepted;
 }
 
@@ -257,6 +258,7 @@ bool AcceptLoop::HasDescriptors(bool* scarce) {
   constexpr std::size_t kMore = Connections::kDescriptors - 1;
   if (*scarce || DescriptorReserve(kMore).full()) return true;
   *scarce = true;
+  ArmTick(true);
   return reserve_.Free(kMore);
 }
 
@@ -280,7 +282,7 @@ bool AcceptLoop::AcceptConnection() {
   // Descriptors of connections that were refused or have ended belong to the reserve first.
   reserve_.Refill();
   bool scarce = false;
-  UniqueFd accepted = AcceptGrpc(&scarce);
+  UniqueFd accepted = Accept(Kind::kGrpcListener, &scarce);
   if (!accepted.valid()) return false;
   AdmitOrRefuse(std::move(accepted), scarce);
   return true;
@@ -360,25 +362,25 @@ void AcceptLoop::ProcessEnded(std::uint64_t key) {
 }
 
 void AcceptLoop::AcceptFd() {
-  UniqueFd accepted(accept4(fd_socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!accepted.valid()) {
-    if (errno == EMFILE || errno == ENFILE) Pause(Kind::kFdListener);
-    return;
-  }
+  reserve_.Refill();
+  bool scarce = false;
+  UniqueFd accepted = Accept(Kind::kFdListener, &scarce);
+  if (!accepted.valid()) return;
   const auto peer = CredentialsOf(accepted.get());
   if (!peer.ok()) return;
   constexpr std::string_view kRefused = "side socket: connection refused";
   if (const auto refused = side_rate_.Refuses(peer->pid, MonotonicNowNs())) {
     return Refused(kRefused, UserNow(*refused, peer->uid), peer->pid, kTooOften);
   }
+  if (!HasDescriptors(&scarce)) return Refused(kRefused, Tenant(peer->uid), peer->pid, kScarce);
   const auto caller = ClientOf(accepted.get());
   if (!caller.ok()) return;
   const Tenant user = caller->tenant();
   Watched client;
-  const std::string why = WhySideRefused(user, &client.descriptors);
+  const std::string why = WhySideRefused(user, scarce, &client.descriptors);
   if (!why.empty()) {
     if (why == kTooOften) side_rate_.Refuse(peer->pid, user, MonotonicNowNs());
-    CountInVain(*caller);
+    if (why != kScarce) CountInVain(*caller);  // others may be the cause
     return Refused(kRefused, user, peer->pid, why);
   }
   client.kind = Kind::kFdClient;
@@ -391,12 +393,14 @@ void AcceptLoop::AcceptFd() {
   ArmTick(true);
 }
 
-std::string AcceptLoop::WhySideRefused(const Tenant& user, std::shared_ptr<void>* descriptors) {
-  if (!IsTrusted(user) && !side_rate_.Has(user, MonotonicNowNs())) return kTooOften;
-  const auto clients = fd_clients_.find(user);
-  if (clients != fd_clients_.end() && clients->second >= kFdClientsPerUser) {
-    return "the user has too many that say nothing";
-  }
+std::string AcceptLoop::WhySideRefused(const Tenant& user, bool scarce,
+                                       std::shared_ptr<void>* descriptors) {
+  const bool trusted = IsTrusted(user);
+  if (!trusted && !side_rate_.Has(user, MonotonicNowNs())) return kTooOften;
+  const auto found = fd_clients_.find(user);
+  const std::size_t clients = found == fd_clients_.end() ? 0 : found->second;
+  if (clients >= kFdClientsPerUser) return "the user has too many that say nothing";
+  if (scarce && !reserve_.Admits(clients, trusted)) return kScarce;
   auto taken = connections_->TakeDescriptors(user, kFdClientDescriptors);
   if (!taken.ok()) return std::string(taken.status().message());
   *descriptors = *std::move(taken);
@@ -459,8 +463,7 @@ void AcceptLoop::ListenTo(Kind listener, bool on) {
     epoll_event event{};
     event.events = on ? static_cast<std::uint32_t>(EPOLLIN) : 0;
     event.data.u64 = key;
-    const int fd = listener == Kind::kGrpcListener ? grpc_socket_.fd() : fd_socket_.fd();
-    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
+    epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, FdOf(listener), &event);
   }
 }
 

@@ -87,7 +87,8 @@ class AcceptLoop {
   void Handle(std::uint64_t key, std::uint32_t events);
   void AcceptFd();
   // Why the side socket may not take a connection now. Empty: it may, and `descriptors` counts it.
-  std::string WhySideRefused(const Tenant& user, std::shared_ptr<void>* descriptors);
+  // `scarce`: as set below.
+  std::string WhySideRefused(const Tenant& user, bool scarce, std::shared_ptr<void>* descriptors);
   void AnswerFd(Watched* client);
   // Counts a connection on the side socket that has brought no memory.
   void CountInVain(const ClientProcess& caller);
@@ -103,8 +104,12 @@ class AcceptLoop {
   void Refused(std::string_view message, const Tenant& user, pid_t pid, absl::string_view why);
   // Why this user may have no connection now. Empty: it may. `scarce`: as set below.
   std::string WhyRefused(const Tenant& user, bool scarce);
-  // Sets `scarce` if it uses the reserve of descriptors.
-  UniqueFd AcceptGrpc(bool* scarce);
+  int FdOf(Kind listener) const {
+    return listener == Kind::kGrpcListener ? grpc_socket_.fd() : fd_socket_.fd();
+  }
+  // Sets `scarce` if it uses the reserve of descriptors. A client of the side socket needs as many
+  // as a connection: the accepted one, the process, and one for a moment to find its pod.
+  UniqueFd Accept(Kind listener, bool* scarce);
   // True if there are descriptors for the rest of a connection. Sets `scarce` as above.
   bool HasDescriptors(bool* scarce);
   void Pause(Kind listener);
@@ -133,8 +138,9 @@ class AcceptLoop {
   // has sent, even if the client has closed the connection meanwhile. So a user who connects and
   // closes without end takes time from all. A job that begins needs one connection for each rank.
   ConnectRate rate_;
-  // On the side socket only connections that bring no memory count. An honest session makes one
-  // connection for each layout, however many it has, and does not try again if one is refused.
+  // On the side socket only connections that bring no memory count, and not those that are refused
+  // because the daemon has few descriptors. An honest session makes one connection for each layout,
+  // however many it has, and does not try again if one is refused.
   ConnectRate side_rate_;
 
   std::atomic<bool> stopping_{false};

@@ -53,9 +53,9 @@ class Connections {
   absl::StatusOr<Admitted> Admit(const UniqueFd& accepted, const ClientProcess& process);
   void Remove(std::uint64_t id);
   // Counts other descriptors for the user, as long as the result exists. RESOURCE_EXHAUSTED: the
-  // user has too many, or few are left.
+  // user has too many.
   absl::StatusOr<std::shared_ptr<void>> TakeDescriptors(const Tenant& user, std::size_t count) {
-    return quota_->Take(user, count);
+    return quota_->TakeForConnection(user, count);
   }
   DescriptorQuota* quota() const { return quota_; }
   // True if the user may have no more connections.

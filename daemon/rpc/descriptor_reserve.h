@@ -1,5 +1,5 @@
 // Keeps some file descriptors back. When all others are in use, the daemon can still accept the
-// connections of users who have few, so that they can ask for health and status.
+// connections of users who have few, so that they can ask for health and status, and fetch memory.
 //
 // While it is not full, descriptors are scarce (DescriptorQuota): sessions, layouts and other nodes
 // get none. Otherwise they would take those that such a connection gives back.
@@ -19,7 +19,8 @@ namespace gradsync::daemon {
 // Holds descriptors that nothing else uses. Used by one thread.
 class DescriptorReserve {
  public:
-  // The most connections that a user may have, with the one that needs the reserve.
+  // The most connections that a user may have, with the one that needs the reserve; and the most
+  // on the side socket.
   static constexpr std::size_t kPerUser = 4;
   // This many descriptors are left for root and the daemon's own user, whatever others do.
   static constexpr std::size_t kForTrusted = kPerUser * Connections::kDescriptors;
@@ -34,7 +35,7 @@ class DescriptorReserve {
   void Refill();
   bool full() const { return held_.size() == count_; }
   // Whether to keep a connection for which descriptors were freed. Its user has `connections`
-  // others. `trusted`: the user is root or the daemon's own.
+  // others on the same socket. `trusted`: the user is root or the daemon's own.
   bool Admits(std::size_t connections, bool trusted) const {
     return connections < kPerUser && (trusted || held_.size() >= kForTrusted);
   }

@@ -1,0 +1,192 @@
+#include "daemon/rpc/accept_loop.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/rpc/connections.h"
+#include "daemon/rpc/descriptor_reserve.h"
+#include "daemon/rpc/listening_socket.h"
+#include "daemon/session/descriptor_quota.h"
+#include "proto/gradsync/shared_memory.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/soon.h"
+#include "tests/session/session_fixture.h"
+
+namespace gradsync::daemon {
+namespace {
+
+constexpr uid_t kOther = 12345;  // neither root nor the daemon's user
+
+// Uses up the process's descriptors while it exists.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit few{512, before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (;;) {
+      UniqueFd one(open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (!one.valid()) return;
+      used_.push_back(std::move(one));
+    }
+  }
+  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+  std::vector<UniqueFd> used_;
+};
+
+// Listens at an address without a path, so that every user can connect.
+class Address {
+ public:
+  explicit Address(int type) : type_(type) {
+    const int listener = socket(AF_UNIX, type_ | SOCK_CLOEXEC, 0);
+    address_.sun_family = AF_UNIX;
+    auto* const any = reinterpret_cast<sockaddr*>(&address_);
+    EXPECT_EQ(bind(listener, any, sizeof(sa_family_t)), 0);
+    EXPECT_EQ(listen(listener, 128), 0);
+    EXPECT_EQ(getsockname(listener, any, &length_), 0);
+    listener_ = UniqueFd(listener);
+  }
+  ListeningSocket TakeListener() { return ListeningSocket::Adopt(listener_.release()); }
+  UniqueFd MakeClient() const { return UniqueFd(socket(AF_UNIX, type_ | SOCK_CLOEXEC, 0)); }
+  bool Connect(const UniqueFd& client) const {
+    return connect(client.get(), reinterpret_cast<const sockaddr*>(&address_), length_) == 0;
+  }
+
+ private:
+  const int type_;
+  sockaddr_un address_{};
+  socklen_t length_ = sizeof(address_);
+  UniqueFd listener_;
+};
+
+// What the loop sends first; -1: nothing; 0: it has closed the connection.
+ssize_t Receive(const UniqueFd& client) {
+  pollfd answer{client.get(), POLLIN, 0};
+  if (poll(&answer, 1, kPatienceMs) != 1) return -1;
+  FdReply reply;
+  return recv(client.get(), &reply, sizeof(reply), MSG_DONTWAIT);
+}
+
+// True if the side socket answers. The nonce is unknown, and the answer says so.
+bool IsAnswered(const UniqueFd& client) {
+  const FdRequest request;
+  return send(client.get(), &request, sizeof(request), MSG_NOSIGNAL) == sizeof(request) &&
+         Receive(client) == sizeof(FdReply);
+}
+
+// Runs it in a thread of another user. False: this process cannot become that user.
+bool AsOther(const std::function<void()>& run) {
+  bool is_other = false;
+  std::thread([&] {
+    // For this thread alone.
+    is_other = syscall(SYS_setresuid, kOther, kOther, kOther) == 0;
+    if (is_other) run();
+  }).join();
+  return is_other;
+}
+
+class AcceptLoopTest : public SessionFixture {
+ protected:
+  void SetUp() override {
+    if (kScale != 1) GTEST_SKIP() << "UndefinedBehaviorSanitizer checks a virtual call with a pipe";
+    AcceptLoop::Hooks hooks;
+    hooks.connected = [this](Connections::Admitted connection, const Tenant&) {
+      MutexLock lock(&mutex_);
+      given_.push_back(std::move(connection));
+      return absl::OkStatus();
+    };
+    hooks.tick = [this] {
+      ++ticks_;
+      return false;
+    };
+    auto loop = AcceptLoop::Start(grpc_.TakeListener(), side_.TakeListener(), &connections_,
+                                  &sessions_, std::move(hooks));
+    ASSERT_TRUE(loop.ok()) << loop.status();
+    loop_ = *std::move(loop);
+  }
+  void TearDown() override {
+    loop_.reset();
+    SessionFixture::TearDown();
+  }
+
+  std::size_t Given() {
+    MutexLock lock(&mutex_);
+    return given_.size();
+  }
+  void CloseGiven() {
+    MutexLock lock(&mutex_);
+    given_.clear();
+  }
+
+  Address grpc_{SOCK_STREAM};
+  Address side_{SOCK_SEQPACKET};
+  DescriptorQuota descriptors_{1000};
+  Connections connections_{&descriptors_};
+  std::atomic<int> ticks_{0};
+  Mutex mutex_;
+  std::vector<Connections::Admitted> given_ ABSL_GUARDED_BY(mutex_);  // as gRPC has them
+  std::unique_ptr<AcceptLoop> loop_;
+};
+
+TEST_F(AcceptLoopTest, TheSideSocketAnswersWhenAllDescriptorsAreInUse) {
+  const UniqueFd client = side_.MakeClient();
+  bool connected = false, answered = false;
+  {
+    const NoDescriptors none;
+    connected = side_.Connect(client);
+    answered = connected && IsAnswered(client);
+  }
+  EXPECT_TRUE(connected);
+  EXPECT_TRUE(answered);
+  EXPECT_TRUE(Soon([&] { return !descriptors_.scarce(); })) << "it refills the reserve";
+}
+
+// Others may have used up the descriptors.
+TEST_F(AcceptLoopTest, TheSideSocketCountsNoConnectionForWhichItHasNoDescriptors) {
+  std::vector<UniqueFd> silent(DescriptorReserve::kPerUser);
+  std::vector<UniqueFd> refused(200);  // more than a user may connect in vain
+  for (auto* clients : {&silent, &refused}) {
+    for (UniqueFd& client : *clients) client = side_.MakeClient();
+  }
+  bool are_refused = true, answered = false;
+  const auto use_up = [&] {
+    for (const UniqueFd& client : silent) side_.Connect(client);
+    for (const UniqueFd& client : refused) {
+      are_refused = are_refused && side_.Connect(client) && Receive(client) == 0;
+    }
+  };
+  {
+    const NoDescriptors none;
+    if (!AsOther(use_up)) GTEST_SKIP() << "it cannot become another user";
+    silent.clear();
+  }
+  EXPECT_TRUE(are_refused);
+  ASSERT_TRUE(Soon([&] { return !descriptors_.scarce(); }));
+  const UniqueFd next = side_.MakeClient();
+  AsOther([&] { answered = side_.Connect(next) && IsAnswered(next); });
+  EXPECT_TRUE(answered);
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
