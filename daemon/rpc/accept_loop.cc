@@ -443,7 +443,8 @@ void AcceptLoop::Tick() {
     CountInVain(watched_[key].caller);
     Forget(key);
   }
-  const bool busy = !fd_clients_.empty() || !paused_.empty() ||
+  // Nobody else refills the reserve.
+  const bool busy = !fd_clients_.empty() || !paused_.empty() || !reserve_.full() ||
                     std::any_of(watched_.begin(), watched_.end(), [](const auto& entry) {
                       return entry.second.kind == Kind::kConnection;
                     });

@@ -2,8 +2,8 @@
 // socket, sees processes end, and calls the tick.
 //
 // It sleeps in epoll. It ticks while a session, a connection or a client of the side socket is
-// open, while a listener is paused, and while the last tick asked for another one. Otherwise it
-// sleeps, so an idle daemon uses no CPU.
+// open, while a listener is paused, until it has refilled the reserve of descriptors, and while the
+// last tick asked for another one. Otherwise it sleeps, so an idle daemon uses no CPU.
 
 #ifndef DAEMON_RPC_ACCEPT_LOOP_H_
 #define DAEMON_RPC_ACCEPT_LOOP_H_

@@ -188,5 +188,22 @@ TEST_F(AcceptLoopTest, TheSideSocketCountsNoConnectionForWhichItHasNoDescriptors
   EXPECT_TRUE(answered);
 }
 
+// gRPC may close its descriptor long after the client has closed the connection.
+TEST_F(AcceptLoopTest, TicksUntilTheReserveIsFull) {
+  UniqueFd client = grpc_.MakeClient();
+  const NoDescriptors none;
+  ASSERT_TRUE(grpc_.Connect(client));
+  ASSERT_TRUE(Soon([&] { return Given() == 1; }));
+  ASSERT_TRUE(descriptors_.scarce());
+  // Not closed, because the reserve would take its descriptor.
+  ASSERT_EQ(shutdown(client.get(), SHUT_RDWR), 0);
+  ASSERT_TRUE(Soon([&] { return connections_.Users().empty(); }));
+  const int ticks = ticks_.load();
+  EXPECT_TRUE(Soon([&] { return ticks_.load() >= ticks + 2; }));
+  EXPECT_TRUE(descriptors_.scarce());
+  CloseGiven();
+  EXPECT_TRUE(Soon([&] { return !descriptors_.scarce(); }));
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
