@@ -160,36 +160,36 @@ void PeerListener::Loop() {
   bool ran_out = false;
   for (;;) {
     // Without what an accept needs, it waits for the stop alone.
-    poll(watched.data(), ran_out ? 1 : watched.size(), ran_out ? kRetryMs : -1);
+    if (ran_out) poll(watched.data(), 1, kRetryMs);
+    const int ready = poll(watched.data(), watched.size(), ran_out ? 0 : -1);
+    if (ready < 0) continue;  // a signal
     if (watched[0].revents != 0) return;
-    ran_out = false;
+    const bool had_run_out = std::exchange(ran_out, false);
     for (std::size_t i = 1; i < watched.size(); ++i) {
-      if (!Accept(watched[i].fd)) ran_out = true;
+      if (watched[i].revents == 0) continue;
+      const std::string why = Accept(watched[i].fd);
+      if (why.empty()) continue;
+      if (!had_run_out && !ran_out) {
+        LogLimited(LogLevel::kError, "peer port: cannot accept connections now", {{"why", why}});
+      }
+      ran_out = true;
     }
   }
 }
 
-bool PeerListener::Accept(int socket) {
-  constexpr char kCannot[] = "peer port: cannot accept connections now";
-  if (descriptors_ != nullptr && descriptors_->scarce()) {
-    LogLimited(LogLevel::kError, kCannot, {{"why", "few file descriptors are left"}});
-    return false;
-  }
+std::string PeerListener::Accept(int socket) {
+  if (descriptors_ != nullptr && descriptors_->scarce()) return "few file descriptors are left";
   sockaddr_storage peer{};
   socklen_t length = sizeof(peer);
   UniqueFd connection(
       accept4(socket, reinterpret_cast<sockaddr*>(&peer), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!connection.valid()) {
-    if (!RanOut(errno)) return true;
-    LogLimited(LogLevel::kError, kCannot, {{"why", std::strerror(errno)}});
-    return false;
-  }
+  if (!connection.valid()) return RanOut(errno) ? std::strerror(errno) : "";
   const absl::Status admitted =
       limit_.Admit(connection.get(), peer, [&] { return CallerPlaceOf(connection.get(), peer); });
   if (!admitted.ok()) {
     LogLimited(LogLevel::kWarning, "peer port: connection refused",
                {{"address", TextOf(peer)}, {"why", admitted.message()}});
-    return true;
+    return "";
   }
   {
     MutexLock lock(&mutex_);
@@ -199,7 +199,7 @@ bool PeerListener::Accept(int socket) {
   connected_(std::move(connection));
   MutexLock lock(&mutex_);
   connecting_ns_ = 0;
-  return true;
+  return "";
 }
 
 }  // namespace gradsync::daemon

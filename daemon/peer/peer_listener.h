@@ -67,8 +67,8 @@ class PeerListener {
  private:
   explicit PeerListener(ConnectionLimit::Bounds bounds) : limit_(bounds, &clock_) {}
   void Loop();
-  // False if the process or the machine has no resources left for it.
-  bool Accept(int socket);
+  // What the process or the machine lacks for it. Empty: nothing.
+  std::string Accept(int socket);
 
   // Constant once started.
   std::vector<UniqueFd> sockets_;

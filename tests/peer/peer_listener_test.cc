@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -68,19 +70,49 @@ class LogLines {
   // Waits until the log has the text.
   bool Say(const std::string& text) {
     return Soon([&] {
-      char bytes[4096];
-      const ssize_t size = read(lines_.get(), bytes, sizeof(bytes));
-      if (size > 0) said_.append(bytes, static_cast<std::size_t>(size));
+      ReadMore();
       return said_.find(text) != std::string::npos;
     });
+  }
+  // How often the log has the text. Nobody logs any more.
+  int Count(const std::string& text) {
+    FlushLogging();
+    while (ReadMore()) {
+    }
+    int count = 0;
+    for (auto at = said_.find(text); at != std::string::npos; at = said_.find(text, at + 1)) {
+      ++count;
+    }
+    return count;
   }
   const std::string& said() const { return said_; }
 
  private:
+  bool ReadMore() {
+    char bytes[4096];
+    const ssize_t size = read(lines_.get(), bytes, sizeof(bytes));
+    if (size > 0) said_.append(bytes, static_cast<std::size_t>(size));
+    return size > 0;
+  }
+
   const TemporaryDirectory directory_;
   UniqueFd lines_;
   std::string said_;
 };
+
+std::atomic<int> signals_handled{0};
+
+// A signal ends the system call in which the thread waits. Sends many, one after the other.
+void Interrupt(pthread_t thread) {
+  struct sigaction count {};
+  count.sa_handler = [](int) { ++signals_handled; };
+  ASSERT_EQ(sigaction(SIGUSR1, &count, nullptr), 0);
+  for (int i = 0; i < 100; ++i) {
+    const int handled = signals_handled.load();
+    ASSERT_EQ(pthread_kill(thread, SIGUSR1), 0);
+    ASSERT_TRUE(Soon([&] { return signals_handled.load() > handled; }));
+  }
+}
 
 UniqueFd MakeSocket() { return UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 
@@ -139,6 +171,34 @@ TEST(PeerListenerTest, AcceptsNothingWhileDescriptorsAreScarce) {
   descriptors.SetScarce(false);
   EXPECT_TRUE(accepted.Await(1));
   EXPECT_FALSE(too_early.load());
+}
+
+TEST(PeerListenerTest, SaysOnceThatItCannotAcceptAndOnlyIfSomebodyWaits) {
+  constexpr char kCannot[] = "cannot accept connections now";
+  for (const bool waits : {false, true}) {
+    DescriptorQuota descriptors(100);
+    auto listener = PeerListener::Listen(Loopback(0));
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    (*listener)->LimitDescriptors(&descriptors);
+    LogLines log;
+    std::atomic<pthread_t> thread{};
+    Accepted accepted;
+    (*listener)->Start([&](UniqueFd connection) {
+      thread.store(pthread_self());
+      accepted.Add(std::move(connection));
+    });
+    const UniqueFd first = MakeSocket(), second = MakeSocket();
+    EXPECT_TRUE(Connect(first, (*listener)->port()));
+    ASSERT_TRUE(accepted.Await(1));
+    descriptors.SetScarce(true);
+    if (waits) {
+      EXPECT_TRUE(Connect(second, (*listener)->port())) << "the kernel accepts it";
+      EXPECT_TRUE(log.Say(kCannot));
+    }
+    Interrupt(thread.load());  // it looks again
+    (*listener)->Stop();
+    EXPECT_EQ(log.Count(kCannot), waits ? 1 : 0) << log.said();
+  }
 }
 
 // gRPC reads a new connection for as long as there is something to read. Meanwhile the listener
