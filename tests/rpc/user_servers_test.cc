@@ -17,6 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "daemon/arena/arena_quota.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/fair_executor.h"
 #include "daemon/base/tenant.h"
@@ -25,6 +26,7 @@
 #include "tests/attack/raw_http2.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/gate.h"
 #include "tests/kit/soon.h"
 #include "tests/session/session_fixture.h"
 
@@ -39,9 +41,27 @@ constexpr std::uint64_t kLongAnswer = 2 << 20;
 constexpr std::uint64_t kControlQuota = kLongAnswer * 3 / 2;
 constexpr char kOption[] = "quota_control_bytes_per_user";
 
+// Whoever asks for the time waits until the gate opens.
+class GatedClock final : public Clock {
+ public:
+  // Both outlive it.
+  GatedClock(const Clock* clock, Gate* gate) : clock_(clock), gate_(gate) {}
+  std::uint64_t NowNs() const override {
+    gate_->Wait();
+    return clock_->NowNs();
+  }
+
+ private:
+  const Clock* const clock_;
+  Gate* const gate_;
+};
+
 class UserServersTest : public SessionFixture {
  protected:
-  explicit UserServersTest(std::chrono::milliseconds watch_period = UserServers::kWatchPeriod)
+  UserServersTest() : UserServersTest(UserServers::kWatchPeriod) { streams_begin_.Open(); }
+  // The caller opens streams_begin_: until then the server takes one call of GradientSync, and the
+  // others wait in gRPC.
+  explicit UserServersTest(std::chrono::milliseconds watch_period)
       : servers_(MakeEnvironment(watch_period)) {}
 
   // Both ends of a connection.
@@ -54,6 +74,7 @@ class UserServersTest : public SessionFixture {
   // As the daemon, without a grpc_shutdown(): the last one may wait for 10 s.
   static void SetUpTestSuite() { grpc_init(); }
   void TearDown() override {
+    streams_begin_.Open();
     servers_.Stop();
     SessionFixture::TearDown();
   }
@@ -99,6 +120,8 @@ class UserServersTest : public SessionFixture {
 
   std::uint64_t Charged(uid_t user) const { return control_quota_.bytes_of(Tenant(user)); }
 
+  Gate streams_begin_;
+  const GatedClock stream_clock_{&clock_, &streams_begin_};
   ArenaQuota gpu_quota_{1 << 20};
   ArenaQuota control_quota_{kControlQuota, kOption, "memory"};
   ArenaQuota engine_quota_{1 << 20};
@@ -113,7 +136,7 @@ class UserServersTest : public SessionFixture {
     UserServers::Environment environment;
     environment.watch_period = watch_period;
     environment.sessions.sessions = &sessions_;
-    environment.sessions.clock = &clock_;
+    environment.sessions.clock = &stream_clock_;
     environment.sessions.memory = &control_quota_;
     environment.introspection.sessions = &sessions_;
     environment.introspection.jobs = &jobs_;
@@ -212,22 +235,19 @@ class UnwatchedUserServersTest : public UserServersTest {
   }
 };
 
-// gRPC takes a while to read and to answer so many calls. Meanwhile the next connections come.
+// No stream begins, so no call ends: each connection adds some 200 open calls. Alice may have as
+// many connections as bring several times the calls that she may have.
 TEST_F(UnwatchedUserServersTest, CallsThatConnectionsHaveBroughtAreSeenWhenTheNextOneComes) {
   std::vector<attack::RawHttp2> clients;
-  EXPECT_TRUE(Soon([&] {
-    if (connections_.IsFull(Tenant(kAlice))) {
-      clients.clear();
-      return false;
-    }
+  while (!AliceIsRefused() && !connections_.IsFull(Tenant(kAlice))) {
     Connection connection = Make(kAlice);
-    const std::uint64_t id = connection.server.id;
-    clients.emplace_back(Descriptor(connection.client.release()), 65535);
-    clients.back().OpenMany("/gradsync.v1.GradientSync/Session");
+    auto& client = clients.emplace_back(Descriptor(connection.client.release()), 65535);
+    client.OpenMany("/gradsync.v1.GradientSync/Session");
     HandOver(&connection);
-    connections_.Remove(id);
-    return AliceIsRefused();
-  }));
+    // Otherwise the last connection could come before gRPC has read the calls of the first ones.
+    ASSERT_TRUE(Soon([&] { return client.unsent() == 0; }));
+  }
+  EXPECT_TRUE(AliceIsRefused());
 }
 
 // ---- The end
