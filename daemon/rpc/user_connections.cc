@@ -17,6 +17,8 @@ constexpr std::uint64_t kPruneNs = 1'000'000'000;
 constexpr std::size_t kMany = 64;
 // A look that is older says nothing about the calls that a connection has begun just now.
 constexpr std::uint64_t kRecentNs = 1'000'000'000;
+constexpr std::uint64_t kWatchPeriodNs =
+    std::chrono::nanoseconds(UserConnections::kWatchPeriod).count();
 
 }  // namespace
 
@@ -119,14 +121,17 @@ bool UserConnections::Connection::HasFewCalls() const {
 
 bool UserConnections::EndBusiest(const CallCounts& counted, std::uint64_t now_ns) {
   const bool recent = now_ns < looked_ns_ + kRecentNs;
+  const bool marks = !recent || now_ns >= marked_ns_ + kWatchPeriodNs;
   looked_ns_ = now_ns;
+  if (marks) marked_ns_ = now_ns;
   std::vector<std::uint64_t> open;
   for (Connection& connection : connections_) {
-    connection.before = std::exchange(connection.now, {});
+    connection.now = {};
     // A connection that gRPC has not made yet, or has destroyed, has no calls.
     if (connection.socket.IsOpen()) {
       connection.now = connection.counted.Calls().value_or(CallCounts{});
     }
+    if (marks) connection.before = std::exchange(connection.marked, connection.now);
     if (!recent) connection.before = connection.now;
     open.push_back(connection.now.open());
   }

@@ -4,6 +4,7 @@
 #define DAEMON_RPC_USER_CONNECTIONS_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,8 +36,11 @@ class UserConnections {
  public:
   // How long a connection may stay after its client has closed its end.
   static constexpr std::uint64_t kClosingNs = 1'000'000'000;
+  // How often the owner calls Watch(), at least.
+  static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
-  // begun at most kFewCalls since the last look, and has at most kFewBytes to read.
+  // begun at most kFewCalls since a look at least kWatchPeriod ago, and has at most kFewBytes to
+  // read. The last look can be microseconds ago, and a burst of calls before it still counts.
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 
@@ -53,8 +57,8 @@ class UserConnections {
   // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user is paused. UNAVAILABLE:
   // after EndAll().
   absl::Status Expect(int descriptor, std::shared_ptr<void> quota);
-  // Ends connections, see above. Returns false if there is nothing to watch before the next
-  // Expect().
+  // Looks at the connections, and ends some: see above. Returns false if there is nothing to watch
+  // before the next Expect().
   bool Watch(const CountedServer& server, std::uint64_t now_ns);
   // Ends all connections, and refuses later ones: gRPC's server waits for their writes when it
   // stops.
@@ -67,7 +71,8 @@ class UserConnections {
     CountedConnection counted;
     BorrowedSocket socket;
     std::shared_ptr<void> quota;
-    CallCounts before = {};       // at the look before the last one
+    CallCounts before = {};       // at a look at least kWatchPeriod ago
+    CallCounts marked = {};       // at the look at marked_ns_: the next `before`
     CallCounts now = {};          // at the last look
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
     std::uint64_t full_ns = 0;    // since when the socket is full; 0: it is not
@@ -93,6 +98,7 @@ class UserConnections {
   std::size_t pruned_to_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // connections, by the last Prune()
   std::uint64_t pruned_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;
   std::uint64_t looked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // at the calls
+  std::uint64_t marked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;
   GrowingPause pause_ ABSL_GUARDED_BY(watch_mutex_);
   Mutex mutex_;
   std::vector<Connection> expected_ ABSL_GUARDED_BY(mutex_);  // since the last Watch()

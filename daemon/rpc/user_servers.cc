@@ -21,7 +21,6 @@
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/gradsync_service.h"
 #include "daemon/rpc/stream_count.h"
-#include "daemon/rpc/user_connections.h"
 #include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {

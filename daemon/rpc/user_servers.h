@@ -33,6 +33,7 @@
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/introspection_answers.h"
 #include "daemon/rpc/session_handler.h"
+#include "daemon/rpc/user_connections.h"
 
 namespace gradsync::daemon {
 
@@ -46,7 +47,7 @@ class UserServers {
   // How many open calls a user may have, besides three for each session that its quota allows: one
   // with the session, and two that have no session yet. A call takes about 13 KiB.
   static constexpr std::uint64_t kOpenCalls = 1024;
-  static constexpr std::chrono::milliseconds kWatchPeriod{50};
+  static constexpr std::chrono::milliseconds kWatchPeriod = UserConnections::kWatchPeriod;
 
   // What the services need. Of `introspection`, this class sets `connections` and `open_calls`.
   // `answerer` works out answers for AskingService, and `reaper` waits for servers to end. All of

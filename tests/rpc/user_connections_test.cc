@@ -299,25 +299,51 @@ TEST_F(UserConnectionsCallsTest, TheBusiestConnectionEndsAndTheOthersStay) {
   EXPECT_TRUE(trainer->connected());
 }
 
-TEST_F(UserConnectionsCallsTest, AConnectionThatHasBegunManyCallsJustNowEndsToo) {
-  Client* const before = Connect();
-  before->Call(1);
-  ASSERT_TRUE(AwaitOpenCalls(1));
-  Client* const attacker = Connect();
-  Client* const reset = Connect();
-  attacker->Call(kMost);
-  ASSERT_TRUE(AwaitOpenCalls(kMost + 1));
+class RecentCallsTest : public UserConnectionsCallsTest {
+ protected:
+  // The user is paused, so each look counts the calls of each connection. One call is open.
+  RecentCallsTest() {
+    caller_->Call(1);
+    EXPECT_TRUE(AwaitOpenCalls(1));
+    Client* const attacker = Connect();
+    reset_ = Connect();
+    attacker->Call(kMost);
+    EXPECT_TRUE(AwaitOpenCalls(kMost + 1));
+    Watch();
+    EXPECT_TRUE(AwaitOpenCalls(1));
+  }
+
+  // Begins more calls on reset_ than a quiet connection does, and resets them.
+  void BeginAndReset() {
+    const int calls = UserConnections::kFewCalls + 1;
+    reset_->Call(calls);
+    ASSERT_TRUE(AwaitOpenCalls(1 + calls));
+    for (const auto& context : reset_->contexts) context->TryCancel();
+    ASSERT_TRUE(AwaitOpenCalls(1));
+  }
+  // The caller opens too many calls.
+  void Exceed() {
+    caller_->Call(kMost);
+    ASSERT_TRUE(AwaitOpenCalls(kMost + 1));
+  }
+
+  Client* const caller_ = Connect();
+  Client* reset_ = nullptr;
+};
+
+TEST_F(RecentCallsTest, AConnectionThatHasBegunManyCallsJustNowEndsToo) {
+  BeginAndReset();
+  Exceed();
   Watch();
-  ASSERT_TRUE(AwaitOpenCalls(1));
-  const int calls = UserConnections::kFewCalls + 1;
-  reset->Call(calls);
-  ASSERT_TRUE(AwaitOpenCalls(1 + calls));
-  for (const auto& context : reset->contexts) context->TryCancel();
-  ASSERT_TRUE(AwaitOpenCalls(1));
-  before->Call(kMost);
-  ASSERT_TRUE(AwaitOpenCalls(kMost + 1));
+  EXPECT_TRUE(Soon([&] { return !reset_->connected(); }));
+}
+
+TEST_F(RecentCallsTest, ItEndsAlsoIfALookHasJustSeenItsCalls) {
+  BeginAndReset();
   Watch();
-  EXPECT_TRUE(Soon([&] { return !reset->connected(); }));
+  Exceed();
+  WatchAt(now_ns_);  // as after a new connection
+  EXPECT_TRUE(Soon([&] { return !reset_->connected(); }));
 }
 
 }  // namespace
