@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -74,6 +75,19 @@ absl::Status UseAuthorities(SSL_CTX* context, const std::string& text) {
   return absl::OkStatus();
 }
 
+// When each certificate of a PEM text expires.
+std::vector<absl::Time> Expiries(const std::string& pem) {
+  const Bio from = BioOf(pem);
+  std::vector<absl::Time> expiries;
+  while (const Certificate next = NextCertificate(from.get())) {
+    std::tm end{};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter(next.get()), &end) != 1) continue;
+    expiries.push_back(absl::FromTM(end, absl::UTCTimeZone()));
+  }
+  ERR_clear_error();
+  return expiries;
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<PeerTls>> PeerTls::Make(const PeerTlsKeys& keys) {
@@ -100,15 +114,15 @@ absl::StatusOr<std::shared_ptr<PeerTls>> PeerTls::Make(const PeerTlsKeys& keys) 
 }
 
 absl::Time FirstExpiry(const std::string& pem) {
-  const Bio from = BioOf(pem);
-  absl::Time first = absl::InfiniteFuture();
-  while (const Certificate next = NextCertificate(from.get())) {
-    std::tm end{};
-    if (ASN1_TIME_to_tm(X509_get0_notAfter(next.get()), &end) != 1) continue;
-    first = std::min(first, absl::FromTM(end, absl::UTCTimeZone()));
-  }
-  ERR_clear_error();
-  return first;
+  const std::vector<absl::Time> expiries = Expiries(pem);
+  const auto first = std::min_element(expiries.begin(), expiries.end());
+  return first == expiries.end() ? absl::InfiniteFuture() : *first;
+}
+
+absl::Time LastExpiry(const std::string& pem) {
+  const std::vector<absl::Time> expiries = Expiries(pem);
+  const auto last = std::max_element(expiries.begin(), expiries.end());
+  return last == expiries.end() ? absl::InfiniteFuture() : *last;
 }
 
 PeerTls::~PeerTls() { SSL_CTX_free(context_); }

@@ -34,6 +34,8 @@ class PeerTls {
 
 // When the first of the certificates in a PEM text expires. InfiniteFuture: it has none.
 absl::Time FirstExpiry(const std::string& pem);
+// The same for the last of them.
+absl::Time LastExpiry(const std::string& pem);
 
 }  // namespace gradsync::daemon
 

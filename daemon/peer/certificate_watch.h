@@ -15,7 +15,7 @@ namespace gradsync::daemon {
 // A PEM file, as the daemon has read it.
 struct CertificateFile {
   std::string path;
-  absl::Time expires;  // the first of its certificates
+  absl::Time expires;  // when it can no longer be used
 };
 
 // Thread-compatible.

@@ -71,12 +71,13 @@ absl::StatusOr<Prepared> Prepare(const PeerOptions& options) {
   return Prepared{*std::move(listen), *std::move(credentials), *std::move(coordinators)};
 }
 
-// The files with certificates that `credentials` have been read from.
+// The files with certificates that `credentials` have been read from. While a CA is replaced, the
+// file of CAs has the old one and the new one: it serves until the last one expires.
 std::vector<CertificateFile> CertificateFiles(const PeerOptions& options,
                                               const PeerCredentials& credentials) {
   if (credentials.keys == nullptr) return {};
   return {{options.tls_certificate, FirstExpiry(credentials.keys->certificate)},
-          {options.tls_ca, FirstExpiry(credentials.keys->ca)}};
+          {options.tls_ca, LastExpiry(credentials.keys->ca)}};
 }
 
 }  // namespace

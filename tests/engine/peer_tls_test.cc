@@ -29,9 +29,19 @@ TEST(FirstExpiryTest, IsTheEarliestOfSeveralCertificates) {
   EXPECT_EQ(FirstExpiry(later + sooner), FirstExpiry(sooner));
 }
 
-TEST(FirstExpiryTest, TextWithoutACertificateNeverExpires) {
-  EXPECT_EQ(FirstExpiry(""), absl::InfiniteFuture());
-  EXPECT_EQ(FirstExpiry(TestCertificates().keys().key), absl::InfiniteFuture());
+TEST(LastExpiryTest, IsTheLatestOfSeveralCertificates) {
+  const std::string sooner = TestCertificates(absl::Hours(24)).keys().ca;
+  const std::string later = TestCertificates(absl::Hours(48)).keys().ca;
+  EXPECT_EQ(LastExpiry(sooner), FirstExpiry(sooner));
+  EXPECT_EQ(LastExpiry(sooner + later), FirstExpiry(later));
+  EXPECT_EQ(LastExpiry(later + sooner), FirstExpiry(later));
+}
+
+TEST(ExpiryTest, TextWithoutACertificateNeverExpires) {
+  for (const std::string& text : {std::string(), TestCertificates().keys().key}) {
+    EXPECT_EQ(FirstExpiry(text), absl::InfiniteFuture());
+    EXPECT_EQ(LastExpiry(text), absl::InfiniteFuture());
+  }
 }
 
 }  // namespace

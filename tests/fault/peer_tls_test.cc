@@ -22,17 +22,19 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
-// Two authorities, each with a certificate for nodes at any loopback address of these tests.
+// Two authorities, each with a certificate for nodes at any loopback address of these tests. The
+// file "both" has the authority "ours" and one that is valid for longer.
 class Certificates {
  public:
   Certificates() {
     std::ofstream(directory_.File("extensions"))
         << "subjectAltName=IP:127.0.0.1,IP:127.0.0.2,IP:127.0.0.3,IP:127.0.0.4,IP:127.0.0.5\n";
+    const std::string key = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
     for (const char* authority : {"ours", "theirs"}) {
       const std::string ca = directory_.File(authority);
-      const std::string key = " -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
       Run(absl::StrCat("openssl req -x509 -days 1 -subj /CN=", authority, key, " -keyout ", ca,
                        ".ca.key -out ", ca, ".ca.pem"));
       Run(absl::StrCat("openssl req -subj /CN=node", key, " -keyout ", ca, ".key -out ", ca,
@@ -41,6 +43,10 @@ class Certificates {
                        ".ca.key -CAcreateserial -extfile ", directory_.File("extensions"), " -out ",
                        ca, ".pem"));
     }
+    const std::string next = directory_.File("next");
+    Run(absl::StrCat("openssl req -x509 -days 100 -subj /CN=next", key, " -keyout ", next,
+                     ".ca.key -out ", next, ".ca.pem"));
+    Run(absl::StrCat("cat ", Path("ours.ca.pem"), " ", next, ".ca.pem >", Path("both.ca.pem")));
   }
 
   std::string Path(const std::string& name) const { return directory_.File(name); }
@@ -116,6 +122,13 @@ TEST_F(PeerTlsTest, WarnsAtStartOfEachFileThatExpiresSoon) {
     EXPECT_THAT(log, HasSubstr(absl::StrCat(
                          "certificate expires soon path=", certificates_.Path(file), " expires=")));
   }
+}
+
+TEST_F(PeerTlsTest, DoesNotWarnOfAnAuthorityBesideOneThatIsValidForLonger) {
+  const TestDaemon b(certificates_.Flags("127.0.0.2", "ours", "both"));
+  const std::string log = b.Log();
+  EXPECT_THAT(log, HasSubstr("certificate expires soon path=" + certificates_.Path("ours.pem")));
+  EXPECT_THAT(log, Not(HasSubstr("path=" + certificates_.Path("both.ca.pem"))));
 }
 
 // Three nodes are refused: one has a certificate of another authority, one trusts only another
