@@ -19,7 +19,8 @@ struct Sockets {
 // sockets.
 absl::StatusOr<Sockets> OpenSockets(const Options& options);
 
-// Whether OpenSockets() can bind both sockets once no other daemon listens there.
+// Whether OpenSockets() can bind both sockets once no other daemon listens there. Takes no account
+// of sockets that the service manager will pass to a start.
 absl::Status CheckSockets(const Options& options);
 
 }  // namespace gradsync::daemon
