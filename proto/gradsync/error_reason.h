@@ -88,8 +88,8 @@ inline constexpr Reason kOpenFiles("OPEN_FILES");
 // came out of order, or the other side does not speak this protocol. The session; a call if the
 // client library finds it.
 inline constexpr Reason kProtocolViolation("PROTOCOL_VIOLATION");
-// RESOURCE_EXHAUSTED. A quota of the daemon is used up. A registration, or the session at its
-// start.
+// RESOURCE_EXHAUSTED. A quota of the daemon is used up. A registration, a question of gradsyncctl,
+// or the session.
 inline constexpr Reason kQuota("QUOTA");
 
 // ---- The end of a session or a job
