@@ -20,9 +20,10 @@ namespace gradsync::daemon {
 // Users that wait take turns, one piece each.
 //
 // Its callers keep the queues and the pieces bounded. Each session queues at most one mapping per
-// layout, the pieces of one copy per bucket, the pieces that end one void step per layout, and one
-// teardown. Each stream between nodes queues at most one message, and each job between nodes one
-// piece of launches. Thread-safe. The destructor runs everything that is queued.
+// layout, the pieces of one copy per bucket, the pieces that end one void step per layout, those
+// that write the done words which it has missed while it stayed, the messages that follow these
+// words, and one teardown. Each stream between nodes queues at most one message, and each job
+// between nodes one piece of launches. Thread-safe. The destructor runs everything that is queued.
 class FairExecutor final : public UserExecutor {
  public:
   explicit FairExecutor(int threads);

@@ -468,6 +468,8 @@ void Job::MaybeResume(DeferredActions* actions) {
       [this] {
         const auto self = shared_from_this();
         Transaction transaction(this);
+        // Each rank's message has a turn of its own.
+        transaction.FlushLater();
         resuming_ = false;
         if (phase_ == Phase::kActive) Resume(transaction.actions());
         MaybeEnd(transaction.actions());

@@ -106,7 +106,11 @@ TEST_F(LeaveTest, TheExecutorWritesManyWordsBeforeAnyRankMayGoOn) {
   for (const std::uint32_t rank : {0, 1, 2}) {
     EXPECT_TRUE(sink(rank).Of<LeaveDoneMessage>().empty());
   }
+  executor_.RunNext();
+  EXPECT_EQ(executor_.pending(), 3u) << "each rank's message has a turn of its own";
+  for (const std::uint32_t rank : {0, 1, 2}) EXPECT_FALSE(sink(rank).AllFlushed());
   executor_.RunAll();
+  for (const std::uint32_t rank : {0, 1, 2}) EXPECT_TRUE(sink(rank).AllFlushed());
   EXPECT_EQ(memory(0, large).done(39), 1u);
   for (const std::uint32_t rank : {0, 1, 2})
     EXPECT_EQ(Only<LeaveDoneMessage>(rank).last_to_leave, 2u);
