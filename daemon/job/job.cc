@@ -480,6 +480,8 @@ void Job::MaybeResume(DeferredActions* actions) {
 
 void Job::Resume(DeferredActions* actions) {
   if (members_.stayed().empty()) return;  // they have left for good meanwhile
+  // The last rank to leave may have been the last one to have a layout.
+  layouts_.DropReleased(actions);
   // No step, agreement or operation can be running: each of them has at least one rank that takes
   // part.
   const LeaveDoneMessage done{members_.stayed().back(), operations_.next_sequence(),
@@ -519,7 +521,7 @@ void Job::Lose(RankSession session, const absl::Status& why) {
 
 void Job::End(const absl::Status& why) {
   Transaction transaction(this);
-  if (EmptyLocked()) return;  // a job that has ended keeps its result
+  if (EmptyLocked() || OnlyWordsAreLeft()) return;  // a job that has ended keeps its result
   StopLocked(why);
   MaybeEnd(transaction.actions());
 }
@@ -527,6 +529,7 @@ void Job::End(const absl::Status& why) {
 bool Job::EndIfIdle(const absl::Status& why) {
   Transaction transaction(this);
   if (EmptyLocked()) return true;
+  if (OnlyWordsAreLeft()) return false;
   if (phase_ == Phase::kActive) {
     // A held step may wait for longer than the daemon has.
     if (layouts_.StepRunning() && !members_.AnyIsMissing()) return false;
@@ -621,15 +624,18 @@ bool Job::Empty() const {
   return EmptyLocked();
 }
 
-bool Job::EmptyLocked() const {
-  if (InFlight()) return false;
-  if (members_[seated_].sink != nullptr) return false;
+bool Job::EmptyLocked() const { return !InFlight() && !AnyIsSeated(); }
+
+bool Job::OnlyWordsAreLeft() const { return resuming_ && !AnyIsSeated(); }
+
+bool Job::AnyIsSeated() const {
+  if (members_[seated_].sink != nullptr) return true;
   for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
     if (members_[rank].sink == nullptr) continue;
     seated_ = rank;
-    return false;
+    return true;
   }
-  return true;
+  return false;
 }
 
 bool Job::Formed() const {

@@ -179,7 +179,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends every session with `why` (SUPERSEDED, DRAINING).
   void End(const absl::Status& why);
   // Ends every session with `why` if no step is running, or if running steps wait for a lost rank.
-  // True once each session's SessionEndMessage is queued.
+  // True once each session's SessionEndMessage is queued and nothing touches its memory.
   bool EndIfIdle(const absl::Status& why);
   // Call it when the job is empty and no rank joins it any more. Keeps only what people may still
   // ask about.
@@ -243,6 +243,11 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends the job if `failure`, of a reducer or an engine, is not OK.
   void FailLocked(const absl::Status& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool EmptyLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Some rank has a session.
+  bool AnyIsSeated() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Every rank has left for good while the executor wrote done words for ranks that stayed. The job
+  // has ended without an error as soon as these words are written.
+  bool OnlyWordsAreLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A piece of work touches the memory of some session.
   bool InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -257,7 +262,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   mutable Mutex mutex_;
   std::shared_ptr<Reducer> node_group_ ABSL_GUARDED_BY(mutex_);
   Membership members_ ABSL_GUARDED_BY(mutex_);
-  // A rank that had a session when EmptyLocked() last looked; EmptyLocked() looks there first. The
+  // A rank that had a session when AnyIsSeated() last looked; AnyIsSeated() looks there first. The
   // table asks each job often, and a job may have many ranks that have not joined.
   mutable std::uint32_t seated_ ABSL_GUARDED_BY(mutex_) = 0;
   LayoutSet layouts_ ABSL_GUARDED_BY(mutex_);

@@ -76,7 +76,8 @@ class LayoutSet {
   // not ready.
   absl::Status ReleaseLayout(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
                              DeferredActions* actions);
-  // Drops the layouts that every rank has released. Called at the end of every change.
+  // Drops the layouts that every rank has released. Called at the end of every change, and before
+  // NextSteps().
   void DropReleased(DeferredActions* actions);
   // Ends the agreements and steps whose deadline has passed.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);

@@ -152,6 +152,36 @@ TEST_F(LeaveTest, RanksMayExitWhileWordsAreWritten) {
   for (const std::uint32_t rank : {1, 2}) EXPECT_EQ(Only<LeaveDoneMessage>(rank).last_to_leave, 2u);
 }
 
+TEST_F(LeaveTest, JobThatAllRanksLeaveWhileWordsAreWrittenDoesNotFail) {
+  const std::uint32_t large = Agree(Spec(40, "large"));
+  for (const std::uint32_t rank : {0, 1, 2}) DoStep(rank, large, 1);
+  reducer_.CompleteAll();
+  for (const std::uint32_t rank : {0, 1, 2}) Stay(rank);
+  TakeAll();
+  for (const std::uint32_t rank : {0, 1, 2}) Exit(rank);
+  EXPECT_FALSE(job_->EndIfIdle(absl::UnavailableError("drains"))) << "words are written";
+  job_->End(absl::AbortedError("superseded"));
+  executor_.RunAll();
+  for (const std::uint32_t rank : {0, 1, 2}) {
+    EXPECT_TRUE(Only<SessionEndMessage>(rank).status.ok());
+    EXPECT_TRUE(sink(rank).Of<LeaveDoneMessage>().empty());
+  }
+  EXPECT_TRUE(job_->EndIfIdle(absl::UnavailableError("drains")));
+  EXPECT_TRUE(job_->Empty());
+  EXPECT_FALSE(job_->HasEnded());
+}
+
+TEST_F(LeaveTest, LeaveDoneNamesNoLayoutThatNobodyHas) {
+  for (const std::uint32_t rank : {0, 1}) {
+    ASSERT_TRUE(job_->ReleaseLayout(Of(rank), channel_).ok());
+    Stay(rank);
+  }
+  Exit(2);
+  for (const std::uint32_t rank : {0, 1}) {
+    EXPECT_TRUE(Only<LeaveDoneMessage>(rank).next_steps.empty());
+  }
+}
+
 TEST_F(LeaveTest, LastToLeaveIsTheLastRankThatStayed) {
   Stay(1);
   Stay(0);
