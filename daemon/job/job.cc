@@ -108,7 +108,8 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
              identity_.payer(),
              FlowOf(this),
              options,
-             {environment.memory, identity_.payer()}},
+             {environment.memory, identity_.payer()},
+             environment.signalled_at_once},
       members_(world_size, environment.node_name),
       layouts_(
           terms_, &members_, environment.max_buckets_per_layout,

@@ -38,6 +38,7 @@
 #include "daemon/base/user_executor.h"
 #include "daemon/job/collective_order.h"
 #include "daemon/job/deferred_actions.h"
+#include "daemon/job/done_word_turns.h"
 #include "daemon/job/hold_policy.h"
 #include "daemon/job/job_options.h"
 #include "daemon/job/job_port.h"
@@ -82,6 +83,7 @@ struct JobEnvironment {
   // Logs that a forming job has the user and id of another one, with another token. May be null.
   // Called without locks.
   std::function<void(uid_t uid, const std::string& job_id)> log_other_token;
+  std::size_t signalled_at_once = kSignalledAtOnce;  // done words; other values are for tests
 };
 
 class Job final : public JobPort, public std::enable_shared_from_this<Job> {

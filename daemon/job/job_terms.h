@@ -3,11 +3,13 @@
 #ifndef DAEMON_JOB_JOB_TERMS_H_
 #define DAEMON_JOB_JOB_TERMS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/tenant.h"
+#include "daemon/job/done_word_turns.h"
 #include "daemon/job/job_options.h"
 
 namespace gradsync::daemon {
@@ -19,7 +21,8 @@ struct JobTerms {
   Tenant user;
   std::uint64_t flow = 0;
   JobOptions options;
-  MemoryAccount account;  // charged for what the job keeps
+  MemoryAccount account;                             // charged for what the job keeps
+  std::size_t signalled_at_once = kSignalledAtOnce;  // done words of a void step or a LeaveDone
 };
 
 }  // namespace gradsync::daemon

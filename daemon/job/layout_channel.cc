@@ -481,7 +481,7 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
 
 bool LayoutChannel::SignalLater(DeferredActions* actions) {
   const std::size_t buckets = plan_.buckets.size();
-  if (buckets * members_->world_size() <= kSignalledAtOnce) return false;
+  if (buckets * members_->world_size() <= terms_.signalled_at_once) return false;
   Pieces pieces([this] { signalled_(this); });
   bool any = !signals_.begun;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {

@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
-#include "daemon/job/done_word_turns.h"
 #include "daemon/job/pieces.h"
 #include "daemon/job/rank_list.h"
 
@@ -438,7 +437,7 @@ bool LayoutSet::WriteMissedWords(std::function<void()> done, DeferredActions* ac
     for (const std::uint32_t rank : members_->stayed()) layout->AddMissedWords(rank, &pieces);
     words += layout->plan().buckets.size() * members_->stayed().size();
   }
-  if (words <= kSignalledAtOnce || pieces.empty()) {
+  if (words <= terms_.signalled_at_once || pieces.empty()) {
     for (const auto& piece : pieces) piece();
     return false;
   }

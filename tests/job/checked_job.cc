@@ -24,11 +24,13 @@ LayoutSpec Spec() {
   return spec;
 }
 
-JobEnvironment Environment(const Clock* clock, Reducer* reducer, UserExecutor* executor) {
+JobEnvironment Environment(const ModelOptions& options, const Clock* clock, Reducer* reducer,
+                           UserExecutor* executor) {
   JobEnvironment environment;
   environment.clock = clock;
   environment.reducer = reducer;
   environment.executor = executor;
+  if (options.words_later) environment.signalled_at_once = 0;
   return environment;
 }
 
@@ -68,7 +70,7 @@ CheckedJob::CheckedJob(const ModelOptions& options, ModelMemory* memory)
       memory_(*memory),
       model_(options),
       reducer_(&clock_, options.reduce_at_once),
-      table_(Environment(&clock_, &reducer_, &executor_), /*quota_jobs_per_user=*/2) {
+      table_(Environment(options, &clock_, &reducer_, &executor_), /*quota_jobs_per_user=*/2) {
   Form();
 }
 
@@ -175,6 +177,8 @@ absl::Status CheckedJob::SendBreach(std::uint32_t rank, Breach breach) {
       return ready(step, 0);
     case Breach::kReleaseTwice:
       return job_->ReleaseLayout(Of(rank), channel_);
+    case Breach::kStayTwice:
+      return job_->Leave(Of(rank), /*exit=*/false);
   }
   return absl::OkStatus();
 }
@@ -202,6 +206,9 @@ absl::Status CheckedJob::Send(const Event& event) {
       }
       return absl::OkStatus();
     }
+    case Action::kWords:
+      executor_.RunAll();
+      return absl::OkStatus();
     case Action::kAbandon:
       return job_->AbandonStep(Of(rank), channel_, step, "out of memory");
     case Action::kLose:
@@ -233,6 +240,9 @@ absl::Status CheckedJob::Send(const Event& event) {
       }
       return absl::OkStatus();
     }
+    case Action::kDrain:
+      job_->EndIfIdle(MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "drains"));
+      return absl::OkStatus();
     case Action::kBreach:
       return SendBreach(rank, static_cast<Breach>(event.detail));
   }
@@ -517,6 +527,9 @@ void CheckedJob::Finish() {
   }
   if (!violation_.empty()) return;
 
+  // Ranks that stayed may have been the last to leave for good. Their words are still to be
+  // written.
+  if (options_.words_later) executor_.RunAll();
   if (!job_->Empty()) Violate("the job has not ended");
   executor_.RunAll();  // frees the memory
   for (int rank = 0; rank < options_.ranks; ++rank) {

@@ -39,6 +39,8 @@ const char* Name(Breach breach) {
       return "marks a bucket of the layout that it has released";
     case Breach::kReleaseTwice:
       return "releases the layout twice";
+    case Breach::kStayTwice:
+      return "leaves and stays twice";
   }
   return "?";
 }
@@ -68,6 +70,8 @@ std::string Describe(const Event& event) {
       return of_rank("reads the verdict");
     case Action::kReduced:
       return absl::StrCat(detail, " is reduced");
+    case Action::kWords:
+      return "the executor writes done words";
     case Action::kAbandon:
       return of_rank("abandons");
     case Action::kLose:
@@ -82,6 +86,8 @@ std::string Describe(const Event& event) {
       return "the deadline passes";
     case Action::kSupersede:
       return "the job is superseded";
+    case Action::kDrain:
+      return "the daemon drains";
     case Action::kBreach:
       return of_rank(Name(static_cast<Breach>(detail)));
   }
@@ -161,6 +167,9 @@ void JobModel::Enabled(std::vector<Event>* events) const {
       }
       if (!rank.in_steps) add(Action::kLeave, r, 1);
     }
+    if (!rank.in_steps && MayHappen(Action::kBreach)) {
+      add(Action::kBreach, r, static_cast<int>(Breach::kStayTwice));
+    }
   }
   for (int r = 0; r < options_.ranks && MayHappen(Action::kFinish); ++r) {
     const Rank& rank = ranks_[r];
@@ -171,10 +180,12 @@ void JobModel::Enabled(std::vector<Event>* events) const {
   for (int bucket = 0; bucket < kModelBuckets; ++bucket) {
     if ((in_flight() >> bucket & 1u) != 0) add(Action::kReduced, 0, bucket);
   }
+  if (Writing()) add(Action::kWords, 0);
   if (step_ <= options_.steps) {
     // Without its deadline the step would wait forever for a rank that has released the layout.
     if (MayHappen(Action::kDeadline) || AwaitedInVain() >= 0) add(Action::kDeadline, 0);
     if (MayHappen(Action::kSupersede) && !superseded_) add(Action::kSupersede, 0);
+    if (MayHappen(Action::kDrain)) add(Action::kDrain, 0);
   }
 }
 
@@ -220,6 +231,8 @@ Cause JobModel::AnswerTo(int r, Breach breach) const {
     case Breach::kReleaseTwice:
       if (!gone_) return violation;
       return {absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL", r};
+    case Breach::kStayTwice:
+      return violation;
     case Breach::kUnknownChannel:
       return {absl::StatusCode::kInvalidArgument, "UNKNOWN_CHANNEL", r};
     case Breach::kStepZero:
@@ -297,6 +310,10 @@ int JobModel::AwaitedInVain() const {
   return -1;
 }
 
+bool JobModel::AnyHasSession() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.session; });
+}
+
 bool JobModel::SomeoneFinished() const {
   return std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.finished; });
 }
@@ -311,11 +328,34 @@ void JobModel::EndIfFinishedRankIsNeeded() {
   }
 }
 
-void JobModel::Resume(Prediction* prediction) {
-  if (ended() ||
+bool JobModel::HasWordsOfResume() const {
+  return step_ > 1 && std::any_of(ranks_.begin(), ranks_.end(),
+                                  [](const Rank& rank) { return rank.away > 0 && !rank.released; });
+}
+
+void JobModel::WriteWords(Prediction* prediction) {
+  if (resuming_) {
+    resuming_ = false;
+    if (!ended()) Resume(prediction);
+    return;
+  }
+  voiding_ = false;
+  if (!ended()) return Decide(prediction);
+  // The trainers see a void step. The job has no further one.
+  last_void_ = step_;
+  reduced_ = kEveryBucket;
+}
+
+void JobModel::MaybeResume(Prediction* prediction) {
+  if (ended() || resuming_ ||
       std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.in_steps; })) {
     return;
   }
+  resuming_ = options_.words_later && HasWordsOfResume();
+  if (!resuming_) Resume(prediction);
+}
+
+void JobModel::Resume(Prediction* prediction) {
   int last = 0;
   for (int r = 1; r < options_.ranks; ++r) last = ranks_[r].away > ranks_[last].away ? r : last;
   for (int r = 0; r < options_.ranks; ++r) {
@@ -402,11 +442,15 @@ void JobModel::Advance(Prediction* prediction) {
         }
       }
     }
-    if (in_flight() != 0) return;
+    if (in_flight() != 0 || voiding_) return;
     // A step is decided once nothing touches its memory: complete if every rank has ended it and
     // every bucket is reduced; void if a fault made it so.
     if (!ended() && started_) {
       bool decided = !void_.ok();
+      if (decided && options_.words_later) {
+        voiding_ = true;
+        return;
+      }
       if (!decided && reduced_ == kEveryBucket && !SomeoneFinished()) {
         decided = true;
         for (int r = 0; r < options_.ranks; ++r) {
@@ -433,7 +477,7 @@ void JobModel::Settle(Prediction* prediction) {
     gone_ = gone_ || (released && !kept);
   }
   // Sessions end once nothing touches their memory.
-  if (!ended() || end_sent_ || in_flight() != 0) return;
+  if (!ended() || end_sent_ || in_flight() != 0 || Writing()) return;
   end_sent_ = true;
   for (int r = 0; r < options_.ranks; ++r) {
     Rank& rank = ranks_[r];
@@ -480,6 +524,9 @@ Prediction JobModel::Apply(const Event& event) {
     case Action::kReduced:
       Reduce(event.detail, &prediction);
       break;
+    case Action::kWords:
+      WriteWords(&prediction);
+      break;
     case Action::kLose:
       Lose(r, {absl::StatusCode::kAborted, "PROCESS_ENDED"});
       break;
@@ -506,9 +553,11 @@ Prediction JobModel::Apply(const Event& event) {
       // Rank 0 begins it. If it had left this generation, or had finished, the others go on.
       if (!rank.session && !rank.lost) break;
       // A job that every rank has left has ended without an error, and that does not change.
-      if (!ended() && std::any_of(ranks_.begin(), ranks_.end(),
-                                  [](const Rank& rank) { return rank.session; })) {
-        end_ = {absl::StatusCode::kAborted, "SUPERSEDED"};
+      if (!ended() && AnyHasSession()) end_ = {absl::StatusCode::kAborted, "SUPERSEDED"};
+      break;
+    case Action::kDrain:
+      if (!ended() && !started_ && AnyHasSession()) {
+        end_ = {absl::StatusCode::kUnavailable, "DRAINING"};
       }
       break;
     case Action::kBreach:
@@ -522,7 +571,7 @@ Prediction JobModel::Apply(const Event& event) {
       break;
   }
   Settle(&prediction);
-  if (event.action == Action::kLeave || event.action == Action::kFinish) Resume(&prediction);
+  if (event.action == Action::kLeave || event.action == Action::kFinish) MaybeResume(&prediction);
   return prediction;
 }
 
@@ -551,11 +600,12 @@ std::uint64_t JobModel::Key() const {
   // The code and the rank of a cause are enough: the rest of it shows only in messages.
   add(void_.ok() ? 0 : static_cast<std::uint64_t>(void_.code) % 4 + 1, 3);
   add(static_cast<std::uint64_t>(void_.rank) + 1, 2);
-  add(end_.ok() ? 0 : 1, 1);  // every end is ABORTED
+  add(end_.ok() ? 0 : 1, 1);
   add(static_cast<std::uint64_t>(end_.rank) + 1, 2);
   add(superseded_ ? 1 : 0, 1);
   add(gone_ ? 1 : 0, 1);
-  add(static_cast<std::uint64_t>(faults_left_), 2);
+  add(Writing() ? 1 : 0, 1);  // a step is void if and only if the words are of a void step
+  add(static_cast<std::uint64_t>(faults_left_), 3);  // the last of 64 bits with three ranks
   return key;
 }
 

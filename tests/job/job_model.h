@@ -21,6 +21,7 @@ enum class Action : std::uint8_t {
   kEndStep,      // `rank` ends its step
   kReadVerdict,  // `rank` learns that its step was voided
   kReduced,      // the reducer finishes bucket `detail`
+  kWords,        // the executor does all its work: it writes done words
   // Faults.
   kAbandon,    // `rank` abandons its step
   kLose,       // `rank` is lost: its process ends
@@ -29,6 +30,7 @@ enum class Action : std::uint8_t {
   kRelease,    // `rank` releases the layout
   kDeadline,   // the step's deadline passes
   kSupersede,  // a new generation of the job begins: rank 0 joins again
+  kDrain,      // the daemon drains, and ends the job if no step is running
   kBreach,     // `rank` breaks the protocol: `detail` is a Breach
 };
 inline constexpr int kActions = static_cast<int>(Action::kBreach) + 1;
@@ -48,6 +50,7 @@ enum class Breach : std::uint8_t {
   kLeaveInStep,      // Leave after a bucket of the running step is marked
   kUseReleased,      // BucketReady for a layout that it has released
   kReleaseTwice,     // ReleaseLayout after ReleaseLayout
+  kStayTwice,        // Leave to stay, after Leave to stay
 };
 
 struct Event {
@@ -102,6 +105,9 @@ struct ModelOptions {
   unsigned faults = 0;      // a bit per Action that may happen
   int fault_budget = 0;     // the most faults in a schedule
   bool reduce_at_once = false;
+  // The executor writes the done words of void steps and of ranks that take part again, as it does
+  // for layouts of many buckets.
+  bool words_later = false;
   bool divide_by_world = false;
 };
 constexpr unsigned FaultBit(Action action) { return 1u << static_cast<unsigned>(action); }
@@ -170,11 +176,18 @@ class JobModel {
   void LeaveSteps(int rank, bool exit, Prediction* prediction);
   // The rank is in no step, but no step of the others can be complete without it.
   void Finish(int rank, Prediction* prediction);
+  bool AnyHasSession() const;
   bool SomeoneFinished() const;
   // Ends the job if a rank is in a step that needs a rank that has finished.
   void EndIfFinishedRankIsNeeded();
   void Release(int rank);
-  // Called when every rank has left: the ranks that stay take part again.
+  // The executor has done words to write.
+  bool Writing() const { return voiding_ || resuming_; }
+  // Some rank that stays has the layout, and steps were decided before the next one.
+  bool HasWordsOfResume() const;
+  void WriteWords(Prediction* prediction);
+  // If every rank has left, the ranks that stay take part again, after their done words.
+  void MaybeResume(Prediction* prediction);
   void Resume(Prediction* prediction);
   void Lose(int rank, const Cause& own);
   void Reduce(int bucket, Prediction* prediction);
@@ -199,6 +212,8 @@ class JobModel {
   std::array<Cause, kModelMaxRanks> own_end_;  // for ranks that were lost
   int first_finished_ = -1;
   bool superseded_ = false;
+  bool voiding_ = false;   // the executor has the words of the void step to write
+  bool resuming_ = false;  // the executor has the words of the ranks that stay to write
   bool gone_ = false;
   bool end_sent_ = false;
 };

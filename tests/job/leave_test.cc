@@ -137,6 +137,27 @@ TEST_F(LeaveTest, LossWhileWordsAreWrittenEndsTheJobAfterThem) {
   EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
 }
 
+TEST_F(LeaveTest, LossUnderHoldWhileWordsAreWrittenEndsTheJobAfterThem) {
+  sinks_.clear();
+  memory_.clear();
+  options_.on_rank_loss = OnRankLoss::kHold;
+  options_.hold_timeout_ns = kStepTimeoutNs;
+  Start(3);
+  const std::uint32_t large = Agree(Spec(40, "large"));
+  for (const std::uint32_t rank : {0, 1, 2}) DoStep(rank, large, 1);
+  reducer_.CompleteAll();
+  for (const std::uint32_t rank : {0, 1, 2}) Stay(rank);
+  TakeAll();
+  Lose(1);
+  EXPECT_FALSE(job_->IsHeld(1));
+  EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty()) << "words are written to its memory";
+  executor_.RunAll();
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_EQ(ReasonOf(end), "RANK_LOST");
+  EXPECT_TRUE(Says(end, "It could not be held, because some rank waits in LeaveAndStay")) << end;
+  EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
+}
+
 TEST_F(LeaveTest, RanksMayExitWhileWordsAreWritten) {
   const std::uint32_t large = Agree(Spec(40, "large"));
   Stay(0);

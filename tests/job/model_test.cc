@@ -1,6 +1,6 @@
 // Compares daemon/job with a model of what must hold, over all interleavings of small cases: two or
-// three ranks, two buckets and one or two steps. Reductions complete in any order at any point.
-// Faults happen at every point.
+// three ranks, two buckets and one or two steps. Reductions complete in any order at any point. In
+// some cases the executor writes done words, also at any point. Faults happen at every point.
 //
 // A case either runs every schedule, or makes every choice in every state of the model, after
 // several different histories.
@@ -112,7 +112,8 @@ TEST_P(ModelTest, MatchesTheModel) {
 
 constexpr unsigned kNoFault = 0;
 constexpr unsigned kRelease = FaultBit(Action::kRelease);
-constexpr unsigned kAnyFault = ~kRelease;  // releases have cases of their own
+constexpr unsigned kDrain = FaultBit(Action::kDrain);
+constexpr unsigned kAnyFault = ~(kRelease | kDrain);  // these two have cases of their own
 
 ModelOptions Options(int ranks, std::uint64_t steps, unsigned faults, int budget) {
   ModelOptions options;
@@ -124,6 +125,10 @@ ModelOptions Options(int ranks, std::uint64_t steps, unsigned faults, int budget
 }
 ModelOptions AtOnce(ModelOptions options) {
   options.reduce_at_once = true;
+  return options;
+}
+ModelOptions WordsLater(ModelOptions options) {
+  options.words_later = true;
   return options;
 }
 ModelOptions DividedByWorld(ModelOptions options) {
@@ -163,6 +168,19 @@ const Case kCases[] = {
     {"ThreeRanksAndAReleaseAtOnce", AtOnce(Options(3, 2, kRelease | FaultBit(Action::kLeave), 2)),
      1, 1, 10'000},
     {"ThreeRanksAtOnce", AtOnce(Options(3, 2, kAnyFault, 1)), 5, 1, 100'000},
+    // The executor writes done words. It takes two faults to begin with those of ranks that stay.
+    {"WordsOfAVoidStepLater", WordsLater(Options(2, 1, kAnyFault | kDrain, 2)), 2, 1, 1'000},
+    {"WordsLaterAndThreeFaults",
+     WordsLater(AtOnce(Options(2, 2, kAnyFault | kRelease | kDrain, 3))), 1, 1, 1'000},
+    {"WordsLaterAndRanksThatLeave",
+     WordsLater(AtOnce(Options(2, 2,
+                               FaultBit(Action::kLeave) | FaultBit(Action::kLose) |
+                                   FaultBit(Action::kSupersede) | kRelease | kDrain,
+                               4))),
+     1, 1, 1'000},
+    {"WordsOfThreeRanksLater",
+     WordsLater(AtOnce(Options(3, 2, FaultBit(Action::kLeave) | FaultBit(Action::kAbandon), 3))), 1,
+     1, 1'000},
 };
 
 INSTANTIATE_TEST_SUITE_P(Job, ModelTest, testing::ValuesIn(kCases),
