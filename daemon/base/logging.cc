@@ -1,9 +1,9 @@
 #include "daemon/base/logging.h"
 
+#include <fcntl.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
