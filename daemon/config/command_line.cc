@@ -101,7 +101,7 @@ Usage: gradsyncd [--check] [--config=FILE] [--NAME=VALUE]...
       nothing; a daemon may run meanwhile. Prints "configuration ok", or what is
       wrong and exits as a start does. Run it as the daemon's user, who must be
       able to read the files. It always checks the folder of the option socket.
-      A start does not need that folder if the service manager passes the sockets.
+      A start does not need it if the service manager passes the sockets.
 
 gradsyncd lists all options that are unknown, given twice or out of range, and
 exits. Exit codes: 0 stopped by a signal, 1 failed, 2 has bad options, 3 hung
