@@ -11,8 +11,8 @@ namespace gradsync::daemon {
 // The thread that makes a step void, or lets ranks take part again, writes up to this many done
 // words itself, in 30 microseconds or less. If there are more, the executor writes them, because
 // other work waits for that thread: it is a reduce thread, a gRPC thread, a thread that handles
-// other nodes' messages, or the one that looks at deadlines. A job has this limit from its
-// environment, so that tests of few buckets reach what happens beyond it.
+// other nodes' messages, or the one that looks at deadlines. A test can set another limit in
+// JobEnvironment, and so exceed it with few buckets.
 inline constexpr std::size_t kSignalledAtOnce = 32;
 // One turn of the executor writes at most this many done words. That takes a millisecond at most,
 // unless many threads wait for these words.
