@@ -19,8 +19,8 @@ namespace gradsync::daemon {
 // Holds descriptors that nothing else uses. Used by one thread.
 class DescriptorReserve {
  public:
-  // The most connections that a user may have, with the one that needs the reserve; and the most
-  // on the side socket.
+  // The most connections that a user may have on one socket, counting the one that needs the
+  // reserve.
   static constexpr std::size_t kPerUser = 4;
   // This many descriptors are left for root and the daemon's own user, whatever others do.
   static constexpr std::size_t kForTrusted = kPerUser * Connections::kDescriptors;

@@ -40,7 +40,8 @@ class UserConnections {
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
   // begun at most kFewCalls since a look at least kWatchPeriod ago, and has at most kFewBytes to
-  // read. The last look can be microseconds ago, and a burst of calls before it still counts.
+  // read. The last look can be microseconds ago, and a burst of calls before it still counts. After
+  // one second without a look, calls count only from the next look on.
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 
@@ -71,7 +72,7 @@ class UserConnections {
     CountedConnection counted;
     BorrowedSocket socket;
     std::shared_ptr<void> quota;
-    CallCounts before = {};       // at a look at least kWatchPeriod ago
+    CallCounts before = {};       // at the look from which calls count: see kFewCalls
     CallCounts marked = {};       // at the look at marked_ns_: the next `before`
     CallCounts now = {};          // at the last look
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
