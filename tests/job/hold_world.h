@@ -1,7 +1,7 @@
 // A job with policy `hold`, its trainers and its reducer, for random schedules of their events.
 //
-// Everything has values: gradients tell their rank, position and state, so a wrong average shows,
-// and with it a wrong state (see model_state.h).
+// Gradients and states are real values. A gradient tells its rank, position and state. So the test
+// notices a wrong average, and with it a wrong state (see model_state.h).
 
 #ifndef TESTS_JOB_HOLD_WORLD_H_
 #define TESTS_JOB_HOLD_WORLD_H_
@@ -58,7 +58,8 @@ class HoldWorld {
   // Memory that worlds with the same options use one after the other: to make it takes longer than
   // a run.
   using SpareMemory = std::vector<std::unique_ptr<TrainerMemory>>;
-  // Step 1 is complete. `deaths` counts the deaths of every phase. Both outlive this.
+  // Returns when step 1 is complete. `deaths` counts the deaths of every phase. `deaths` and
+  // `spare` outlive this.
   HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths* deaths,
             SpareMemory* spare);
   ~HoldWorld();

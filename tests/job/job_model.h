@@ -183,7 +183,7 @@ class JobModel {
   void Release(int rank);
   // The executor has done words to write.
   bool Writing() const { return voiding_ || resuming_; }
-  // Some rank that stays has the layout, and steps were decided before the next one.
+  // Some rank that stays has the layout, and some step was decided.
   bool HasWordsOfResume() const;
   void WriteWords(Prediction* prediction);
   // If every rank has left, the ranks that stay take part again, after their done words.

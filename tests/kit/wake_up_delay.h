@@ -17,9 +17,9 @@ namespace gradsync {
 // row are no later with at least the probability `share`. For a median, one in twenty is later.
 //
 // n counts all threads of the machine, an attacker's too: those have the priority of the daemon's,
-// so the kernel gives them their share of the cores whatever the daemon does. What n cannot excuse
-// is work that the daemon does for an attacker first: while it waits for that, a step's threads
-// sleep.
+// so the kernel gives them their share of the cores whatever the daemon does. n does not excuse a
+// daemon that works for an attacker before it works for a step: meanwhile the step's threads sleep,
+// and n does not count them.
 //
 // `since_ns` is on the clock of NowNs(). Thread-safe. Needs a running googletest program.
 std::uint64_t FairBoundNs(std::uint64_t bound_ns, std::uint64_t since_ns, double share = 1.0);
