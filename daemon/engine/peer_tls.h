@@ -32,9 +32,9 @@ class PeerTls {
   ssl_ctx_st* const context_;
 };
 
-// When the first of the certificates in a PEM text expires. InfiniteFuture: it has none.
+// The earliest expiry of the certificates in a PEM text. InfiniteFuture: it has none.
 absl::Time FirstExpiry(const std::string& pem);
-// The same for the last of them.
+// The latest one.
 absl::Time LastExpiry(const std::string& pem);
 
 }  // namespace gradsync::daemon

@@ -128,7 +128,8 @@ call of this question count, too:
                  near DAEMON QUOTA (quota_control_bytes_per_user) its requests are refused
   CONNECTIONS    open ones to the daemon's socket
   CALLS          open ones, as gRPC counts them; with too many, connections of the user end
-  REFUSED        connections that the daemon has refused since it started: too many, or too often
+  REFUSED        connections that the daemon has refused since it started: too many, too often, or
+                 the daemon had no room
 
 Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
