@@ -4,15 +4,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "daemon/base/unique_fd.h"
+#include "tests/kit/no_descriptors.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -66,26 +65,6 @@ TEST(BorrowedTcpSocketTest, CountsWhatTheOtherSideHasSent) {
   ours = UniqueFd();
   EXPECT_EQ(socket.ReceivedBytes(), 0u);
 }
-
-// Uses up the process's descriptors while it exists.
-class NoDescriptors {
- public:
-  NoDescriptors() {
-    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
-    const rlimit few{512, before_.rlim_max};
-    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
-    for (;;) {
-      UniqueFd one(open("/dev/null", O_RDONLY | O_CLOEXEC));
-      if (!one.valid()) return;
-      used_.push_back(std::move(one));
-    }
-  }
-  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-  std::vector<UniqueFd> used_;
-};
 
 class BorrowedSocketTest : public testing::TestWithParam<Pair (*)()> {};
 

@@ -1,9 +1,7 @@
 #include "daemon/rpc/accept_loop.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -27,6 +25,7 @@
 #include "daemon/session/descriptor_quota.h"
 #include "proto/gradsync/shared_memory.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/no_descriptors.h"
 #include "tests/kit/soon.h"
 #include "tests/session/session_fixture.h"
 
@@ -34,26 +33,6 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr uid_t kOther = 12345;  // neither root nor the daemon's user
-
-// Uses up the process's descriptors while it exists.
-class NoDescriptors {
- public:
-  NoDescriptors() {
-    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
-    const rlimit few{512, before_.rlim_max};
-    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
-    for (;;) {
-      UniqueFd one(open("/dev/null", O_RDONLY | O_CLOEXEC));
-      if (!one.valid()) return;
-      used_.push_back(std::move(one));
-    }
-  }
-  ~NoDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
-
- private:
-  rlimit before_{};
-  std::vector<UniqueFd> used_;
-};
 
 // Listens at an address without a path, so that every user can connect.
 class Address {
