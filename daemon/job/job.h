@@ -96,6 +96,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   static std::uint64_t BytesFor(std::uint32_t world_size);
 
   const JobIdentity& identity() const { return identity_; }
+  // What its user has paid for it. 0: there is no quota.
+  std::uint64_t charged_bytes() const { return charge_.bytes(); }
   const std::string& job_id() const override { return identity_.job_id; }
   std::uint32_t world_size() const { return world_size_; }
 

@@ -226,7 +226,12 @@ void JobTable::RetireLocked(std::shared_ptr<Job> job) {
   job->Retire();
   retired_.push_front(std::move(job));
   DropRetiredLocked(user, kRetiredPerUser);
-  if (retired_.size() > kRetired) retired_.pop_back();
+  std::uint64_t bytes = 0;
+  for (const auto& one : retired_) bytes += one->charged_bytes();
+  while (retired_.size() > kRetired || (retired_.size() > 1 && bytes > kRetiredBytes)) {
+    bytes -= retired_.back()->charged_bytes();
+    retired_.pop_back();
+  }
 }
 
 void JobTable::RetireEmpty(const Tenant* user) {

@@ -599,6 +599,26 @@ TEST_F(JobTableTest, ABusyJobDelaysNoOtherUser) {
   EXPECT_EQ(table_.Jobs().size(), 3u);
 }
 
+// Another node's daemon can name a different user each time, and no user is over its quota.
+TEST_F(JobTableTest, RetiredJobsOfManyUsersKeepLittleMemory) {
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  ArenaQuota memory(1024 * kMiB);
+  ImmediateExecutor executor;
+  JobEnvironment environment = Environment();
+  environment.memory = &memory;
+  environment.executor = &executor;
+  JobTable table(environment, kQuota);
+  for (std::uint32_t user = 1000; user < 1020; ++user) {
+    const auto job = table.Join(Key(user), 0, /*world_size=*/65536, {}, /*incarnation=*/1,
+                                std::make_shared<RecordingSink>());
+    ASSERT_TRUE(job.ok()) << job.status();
+    (*job)->Lose({0, 1}, absl::AbortedError("it has ended"));
+    table.Tick();
+  }
+  EXPECT_LE(memory.total_bytes(), 128 * kMiB);
+  EXPECT_FALSE(table.Jobs().empty()) << "status shows the last ones";
+}
+
 // It waits for the table, or finds the job retired.
 TEST_F(JobTableTest, ARankThatJoinsWhileAJobRetiresHasItsMemory) {
   ArenaQuota memory(std::uint64_t{64} << 20);
