@@ -30,7 +30,7 @@ absl::StatusOr<std::string> Rendezvous::Get(const std::string& key, absl::Durati
   for (;;) {
     if (!cancelled_.ok()) return cancelled_;
     if (const auto found = values_.find(key); found != values_.end()) return found->second;
-    // A wait without a time-out would still cost a system call, which sleeps for a moment.
+    // Even with a deadline that has passed, WaitUntil() sleeps for a moment.
     const bool in_time = timeout > absl::ZeroDuration() && changed_.WaitUntil(&mutex_, deadline);
     if (!in_time && values_.count(key) == 0 && cancelled_.ok()) {
       return absl::DeadlineExceededError(absl::StrCat("no node has set '", key, "'"));

@@ -26,6 +26,19 @@ class LeaveTest : public JobFixture {
     const absl::Status left = job_->Leave(Of(rank), /*exit=*/true);
     EXPECT_TRUE(left.ok()) << left;
   }
+  // All ranks stay, one after the other, after a step of ranks 1 and 2. They have a layout of 40
+  // buckets, whose words the executor then writes. Returns its channel.
+  std::uint32_t StayWithManyWords() {
+    const std::uint32_t large = Agree(Spec(40, "large"));
+    Stay(0);
+    for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
+    reducer_.CompleteAll();
+    Stay(1);
+    executor_.RunAll();
+    TakeAll();
+    Stay(2);
+    return large;
+  }
   // Runs a whole step of these ranks.
   void Step(const std::vector<std::uint32_t>& ranks, std::uint64_t step) {
     for (const std::uint32_t rank : ranks) DoStep(rank, channel_, step);
@@ -91,14 +104,7 @@ TEST_F(LeaveTest, DifferentRanksRunOutFirstInEachEpoch) {
 
 // Their memory may be swapped out, and the thread of the last Leave holds the job's lock.
 TEST_F(LeaveTest, TheExecutorWritesManyWordsBeforeAnyRankMayGoOn) {
-  const std::uint32_t large = Agree(Spec(40, "large"));
-  Stay(0);
-  for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
-  reducer_.CompleteAll();
-  Stay(1);
-  executor_.RunAll();
-  TakeAll();
-  Stay(2);
+  const std::uint32_t large = StayWithManyWords();
   EXPECT_EQ(memory(0, large).done(39), 0u);
   EXPECT_EQ(executor_.pending(), 3u) << "the words of three ranks";
   executor_.RunNext();
@@ -121,14 +127,7 @@ TEST_F(LeaveTest, TheExecutorWritesManyWordsBeforeAnyRankMayGoOn) {
 }
 
 TEST_F(LeaveTest, LossWhileWordsAreWrittenEndsTheJobAfterThem) {
-  const std::uint32_t large = Agree(Spec(40, "large"));
-  Stay(0);
-  for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
-  reducer_.CompleteAll();
-  executor_.RunAll();
-  Stay(1);
-  TakeAll();
-  Stay(2);
+  StayWithManyWords();
   job_->Lose(Of(1), absl::AbortedError("its process has ended"));
   EXPECT_TRUE(sink(0).Of<SessionEndMessage>().empty()) << "words are written to its memory";
   EXPECT_FALSE(job_->Empty());
@@ -159,14 +158,7 @@ TEST_F(LeaveTest, LossUnderHoldWhileWordsAreWrittenEndsTheJobAfterThem) {
 }
 
 TEST_F(LeaveTest, RanksMayExitWhileWordsAreWritten) {
-  const std::uint32_t large = Agree(Spec(40, "large"));
-  Stay(0);
-  for (const std::uint32_t rank : {1, 2}) DoStep(rank, large, 1);
-  reducer_.CompleteAll();
-  executor_.RunAll();
-  Stay(1);
-  TakeAll();
-  Stay(2);
+  StayWithManyWords();
   Exit(0);
   executor_.RunAll();
   EXPECT_TRUE(sink(0).Of<LeaveDoneMessage>().empty());
