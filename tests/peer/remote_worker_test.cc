@@ -28,7 +28,7 @@ class FakeLink final : public NodeLink {
 
  private:
   const std::string name_ = "beta";
-  const EngineLimits limits_;
+  const EngineLimits limits_{};
 };
 
 class RemoteWorkerTest : public testing::Test {
