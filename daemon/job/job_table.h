@@ -79,8 +79,8 @@ class JobTable final : public JobFinder {
   // The most ended jobs that are kept, for one user and for all.
   static constexpr std::size_t kRetiredPerUser = 16;
   static constexpr std::size_t kRetired = 256;
-  // The most memory of all of them together, by what their users paid, unless one alone has more.
-  // Another node's daemon can name many users, each with a job of 65,536 ranks.
+  // The most bytes that all of them together are charged for. One alone may have more. Another
+  // node's daemon can name many users, each with a job of 65,536 ranks.
   static constexpr std::uint64_t kRetiredBytes = std::uint64_t{128} << 20;
 
   using JobList = std::vector<std::shared_ptr<Job>>;
