@@ -124,10 +124,11 @@ Needs 'bazel build //tools/bench:gradsync-bench'. Progress goes to standard erro
 1 something was wrong or failed; 2 wrong usage; 130 interrupted.
 """
 _HANDOFF = """\
-Measures how long a trainer spends in MarkReady ("this bucket is ready"), and how long a bucket
-takes from the last rank's MarkReady until that rank's wait returns. The first bucket is empty. The
-last columns are the parts of that time (medians): to the daemon, in its queue, being reduced, and
-back to the trainer.
+Measures how long a trainer spends in MarkReady ("this bucket is ready"), and
+how long a bucket takes from the last rank's MarkReady until that rank's wait
+returns. The first row is of an empty bucket, on GPUs of one with 8 bytes. The
+last columns are the parts of that time (medians): to the daemon, in its queue,
+being reduced, and back to the trainer.
 
 With --device cuda the columns are what a trainer's host pays:
 
