@@ -65,7 +65,7 @@ def _destroy_on_gpu(destroy: Callable[[int], Any], pointer: int) -> None:
 
 
 def _capturing() -> bool:
-    """Whether PyTorch captures a graph on this thread, where the trainer may drop a gradient."""
+    """Whether PyTorch captures a CUDA graph on this thread: the trainer may drop gradients then."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda.is_current_stream_capturing())
 

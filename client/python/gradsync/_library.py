@@ -136,7 +136,7 @@ class Library:
         )
 
     def _bind_state(self) -> None:
-        """The state of the model. Some wait for a thread that needs the GIL."""
+        """Functions of the state of the model. Some wait for a thread that needs the GIL."""
         out = ctypes.POINTER(ctypes.c_void_p)
         item = ctypes.POINTER(_structs.StateItemStruct)
         self.serve_state = self._blocking(

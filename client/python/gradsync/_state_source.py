@@ -190,7 +190,11 @@ class Call:
                 self._pauses = int(library.state_pauses(handle))
 
     def begin(self) -> None:
-        """On the thread that makes the call. In a helper: if pause() came first, pins nothing."""
+        """Called on the thread that makes the call.
+
+        If that is a helper, and pause() came after this object was made, the library does not read
+        the state during the call.
+        """
         if threading.get_ident() == self._thread:
             return
         with self._handle.use() as usable:

@@ -414,9 +414,9 @@ class Layout:
     def close(self) -> None:
         """Releases the layout: its name is free, and the daemon frees its memory. Never waits.
 
-        So does the end of the last reference to the layout. Views stay valid; every other call of
-        it fails from now on. A step that is open is abandoned. Close a layout on every rank or on
-        none: a step that needs a rank which has closed it is void after 5 s, LAYOUT_RELEASED.
+        The end of the last reference to the layout releases it, too. Views stay valid; every other
+        call of it fails from now on. A step that is open is abandoned. Close a layout on every rank
+        or on none: a step that needs a rank which has closed it is void after 5 s, LAYOUT_RELEASED.
         """
         self._handle = _CLOSED
 

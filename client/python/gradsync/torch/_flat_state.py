@@ -114,7 +114,7 @@ def first_difference(name: str, a: Any, b: Any) -> str | None:
 
 
 def _order(key: Any) -> tuple[str, float, str]:
-    """Numbers as numbers: normally an optimizer's states keep the order that they have."""
+    """Key to sort by. Numbers sort as numbers: an optimizer's states normally keep their order."""
     return type(key).__name__, key if isinstance(key, (int, float)) else 0.0, str(key)
 
 

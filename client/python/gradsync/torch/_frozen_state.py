@@ -14,8 +14,8 @@ class FrozenState:
     """Notices a change of the state that all ranks share: `(record check*)*`.
 
     It compares tensors' version counters, and whatever is no tensor. So it does not see what
-    `parameter.data` has changed; the digests of a replacement's state do. Of a tensor that is
-    another one than before it compares the values: some objects copy their state.
+    `parameter.data` has changed; the digests of a replacement's state do. If a tensor has
+    been replaced by another one, it compares their values: some objects copy their state.
 
     Args:
       shared: the state.

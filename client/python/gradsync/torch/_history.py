@@ -25,7 +25,7 @@ _times: weakref.WeakKeyDictionary[torch.nn.Module, list[StepTimes]] = weakref.We
 
 
 def remember(module: torch.nn.Module, times: StepTimes) -> None:
-    """Counts the steps in `times`, which go on, as steps of `module`."""
+    """Counts the steps in `times`, also those that are still to come, as steps of `module`."""
     _times.setdefault(module, []).append(times)
 
 

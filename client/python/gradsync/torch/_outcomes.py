@@ -128,8 +128,8 @@ class Outcomes:
     def leaves_out(self, step: Step, error: gradsync.Error) -> bool:
         """Records that daemon or library refuse the rest of `step`; says whether the pass goes on.
 
-        It goes on if only optimizers need to know. Otherwise the caller raises `error`. This frame
-        refers to the error, so it must not be in its traceback.
+        It goes on if only optimizers need to know. Otherwise the caller raises `error`. This method
+        does not: its frame refers to the error, and must not be in the error's traceback.
         """
         if self._only_optimizers_need_verdicts and _session.voids_step(error):
             step.leave_out(error)

@@ -38,8 +38,8 @@ class Training:
     With `on_rank_loss="abort"` it seeds and iterates in the same way, so that both runs can be
     compared.
 
-    Losses are held from the first complete step after the buckets were rebuilt, normally the second
-    step. If a rank is lost earlier, the job ends.
+    A lost rank can be replaced from the first complete step after the buckets were rebuilt,
+    normally the second step. If a rank is lost earlier, the job ends.
 
     Not thread-safe; use it on the thread that trains. The session keeps it alive.
 

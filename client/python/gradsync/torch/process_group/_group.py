@@ -115,7 +115,7 @@ class ProcessGroup(ForwardedCollectives):
     _allgather_base = all_gather_single
 
     def _scatters(self, output: torch.Tensor, tensor: torch.Tensor) -> bool:
-        """Whether the daemon takes this; Gloo has the errors for tensors that do not fit."""
+        """Whether the daemon takes this. If the tensors do not fit, Gloo takes it, and raises."""
         return (
             on_host(output)
             and on_host(tensor)

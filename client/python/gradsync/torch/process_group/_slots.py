@@ -34,7 +34,7 @@ _SEEN_KEYS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """What all-reduces have in common that can use one slot."""
+    """What the all-reduces that can use the same slot have in common."""
 
     count: int
     dtype: torch.dtype
@@ -187,8 +187,8 @@ def _buckets(key: Key) -> list[gradsync.Bucket]:
 class Slots:
     """A group's slots.
 
-    The all-reduces before it alone decide which slot an all-reduce gets. So every rank chooses the
-    same slot, although all-reduces may end earlier on one rank than on another. Externally
+    Which slot an all-reduce gets depends only on the all-reduces before it. So every rank chooses
+    the same slot, although all-reduces may end earlier on one rank than on another. Externally
     synchronized.
     """
 

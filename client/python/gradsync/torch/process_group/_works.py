@@ -77,7 +77,10 @@ class ReductionWork(KeptWork):
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the tensors. Its callbacks run on a thread of this package."""
+        """A future of the tensors.
+
+        Its callbacks run on a thread of this package. Once it is completed, a new one runs at once.
+        """
         if self._future is None:
             self._future, complete = _future_of(self._tensors, self.wait, self._lane)
             # After wait() the future is complete, because C++ code takes its value at once.
@@ -94,7 +97,7 @@ def _future_of(
     `Future.set_exception` it would get a value that is no tensor. So the error is the value of a
     first future, and the one that is returned raises it.
 
-    On the lane.
+    The call runs on the lane, or at once if wait() would not block.
     """
     first: torch.futures.Future[Any] = torch.futures.Future()
 
