@@ -39,9 +39,10 @@ class UserConnections {
   // How often the owner calls Watch(), at least.
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
-  // begun at most kFewCalls since a look at least kWatchPeriod ago, and has at most kFewBytes to
-  // read. The last look can be microseconds ago, and a burst of calls before it still counts. After
-  // one second without a look, calls count only from the next look on.
+  // begun at most kFewCalls lately, and has at most kFewBytes to read. "Lately" begins at a look of
+  // Watch() at the calls, at least kWatchPeriod ago: the last look can be microseconds ago, right
+  // after a burst of calls. After one second without a look, calls count only from the next look
+  // on.
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 

@@ -47,8 +47,8 @@ struct WorkerSupervisorOptions {
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers may be starting at a time. Only requests for GPUs that do not exist can exceed
-  // this: a node has at most 56 MIG instances (7 on each of 8 GPUs).
+  // How many workers may be starting at a time. One job exceeds this only with requests for GPUs
+  // that do not exist: a node has at most 56 MIG instances (7 on each of 8 GPUs).
   std::size_t max_starting = 64;
 };
 
