@@ -520,14 +520,18 @@ class Session {
   //                        RANKS_LEFT: some ranks wait in LeaveAndStay; or, with kHold, a rank was
   //                        lost and has not completed a step since.
   //   DEADLINE_EXCEEDED    LAYOUT_TIMEOUT: names the ranks that did not come.
-  //   RESOURCE_EXHAUSTED   QUOTA, MEMORY. LAYOUT_REFUSED: one of these on another rank.
+  //   RESOURCE_EXHAUSTED   QUOTA, MEMORY.
+  //   Another rank's code  LAYOUT_REFUSED: that rank did not get its memory.
   // With `device`:
-  //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library was built without CUDA.
+  //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library was built without CUDA, or the daemon has
+  //                        no workers for GPUs. LOSS_POLICY: with kHold.
   //   FAILED_PRECONDITION  CUDA_NOT_BUILT: the daemon was built without CUDA.
   //                        CUDA_DRIVER_MISSING, CUDA_DRIVER_TOO_OLD, GPU_NOT_VISIBLE,
   //                        GPU_EXCLUSIVE, GPU_UNUSABLE, GPU_UNSUPPORTED, MPS_OTHER_USER. The
   //                        message says what to do.
   //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY. MPS_FULL: MPS takes no more clients.
+  //                        WORKERS_STARTING: too many workers are starting on this node.
+  //   UNAVAILABLE          WORKER_LOST, WORKER_RESTARTING: the GPU's worker has failed.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
   // Replaces `old`, a layout of this session, by `spec`, between two of its steps. `spec` has the
   // same parameters in other buckets or in another order, as learned while training. Every rank

@@ -199,10 +199,11 @@ static inline void gradsync_session_options_init(gradsync_session_options_t* opt
   memset(options, 0, sizeof(*options));
   options->struct_size = sizeof(*options);
 }
-/* Fills `options` from torchrun's environment variables. A member that is already set wins over its
- * variable, which is then not needed. Set means: a string is not NULL, `world_size` is not 0, or
- * `rank_given` is not 0 for `rank`. The strings are valid until gradsync_session_options_destroy(),
- * which sets `options` as its _init() does. */
+/* Fills `options` from the environment variables of torchrun and gradsync; see
+ * SessionOptions::FromEnvironment in gradsync/client.h. A member that is already set wins over its
+ * variable, which is then not needed. A string is set if it is not NULL, `world_size` if it is not
+ * 0, and `rank` if `rank_given` is not 0. The strings are valid until
+ * gradsync_session_options_destroy(), which sets `options` as its _init() does. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_session_options_from_environment(
     gradsync_session_options_t* options);
 GRADSYNC_EXPORT void gradsync_session_options_destroy(gradsync_session_options_t* options);
