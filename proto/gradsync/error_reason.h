@@ -65,7 +65,8 @@ namespace reason {
 inline constexpr Reason kCredentials("CREDENTIALS");
 // FAILED_PRECONDITION. World size or job options differ from the other ranks'. The session.
 inline constexpr Reason kJobMismatch("JOB_MISMATCH");
-// UNIMPLEMENTED. The daemon does not have the loss policy that the job asks for. The session.
+// UNIMPLEMENTED. The daemon does not have the loss policy that the job asks for, or not for what a
+// rank asks for. The session; a registration; the job after BeginCollective.
 inline constexpr Reason kLossPolicy("LOSS_POLICY");
 // ALREADY_EXISTS. A live session has the rank, and the job is still forming or has the loss policy
 // hold. The session.
@@ -98,7 +99,8 @@ inline constexpr Reason kQuota("QUOTA");
 inline constexpr Reason kClosed("CLOSED");
 // UNAVAILABLE. The daemon is not there, or ended without a reason. The session.
 inline constexpr Reason kDaemonLost("DAEMON_LOST");
-// UNAVAILABLE. The daemon has said nothing for two leases. A wait, which can be repeated.
+// UNAVAILABLE. The daemon has said nothing for two leases, or has not sent the verdict of a decided
+// step in time. A wait, which can be repeated; an operation, after which the session takes no more.
 inline constexpr Reason kDaemonSilent("DAEMON_SILENT");
 // UNAVAILABLE. The daemon drains or stops. The session.
 inline constexpr Reason kDraining("DRAINING");
@@ -111,8 +113,8 @@ inline constexpr Reason kLeft("LEFT");
 // ABORTED. The trainer's process ended. The daemon's log, and the message of RANK_LOST.
 inline constexpr Reason kProcessEnded("PROCESS_ENDED");
 // ABORTED. A rank's process came to a good end without leaving the job, and another rank began a
-// step, an operation or a layout that needs it. With policy hold also if the rank has left. The
-// job.
+// step, an operation, a layout or a collective that needs it. With policy hold also if the rank has
+// left, and another rank began a step or a layout. The job.
 inline constexpr Reason kRankFinished("RANK_FINISHED");
 // ABORTED. A rank of the job was lost. The job.
 inline constexpr Reason kRankLost("RANK_LOST");
@@ -132,7 +134,7 @@ inline constexpr Reason kAlreadyRegistered("ALREADY_REGISTERED");
 // them. The session.
 inline constexpr Reason kArenaNotPopulated("ARENA_NOT_POPULATED");
 // FAILED_PRECONDITION. Ranks registered different layouts under one name. A registration, on every
-// rank.
+// rank; only that of the replacement if it differs from the job's layout.
 inline constexpr Reason kLayoutMismatch("LAYOUT_MISMATCH");
 // RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE. Another rank could not get its memory. A
 // registration, with the other rank's status code.
@@ -144,7 +146,8 @@ inline constexpr Reason kLayoutReleased("LAYOUT_RELEASED");
 inline constexpr Reason kLayoutReplaced("LAYOUT_REPLACED");
 // DEADLINE_EXCEEDED. Not every rank registered and mapped the layout in time. A registration.
 inline constexpr Reason kLayoutTimeout("LAYOUT_TIMEOUT");
-// FAILED_PRECONDITION. Some ranks have left, so that not all can agree. A registration.
+// FAILED_PRECONDITION. Some ranks have left and stay, or with policy hold a rank was lost and has
+// not completed a step since, so that not all can agree. A registration.
 inline constexpr Reason kRanksLeft("RANKS_LEFT");
 // INVALID_ARGUMENT. The layout has no such bucket. A call of the client library; the session if the
 // daemon finds it.
@@ -174,7 +177,7 @@ inline constexpr Reason kStepTimeout("STEP_TIMEOUT");
 // ABORTED. The step is void. The step, on every rank.
 inline constexpr Reason kStepVoid("STEP_VOID");
 // DEADLINE_EXCEEDED, UNAVAILABLE. The time-out of this wait has expired; nothing else has
-// changed. A wait, which can be repeated.
+// changed. A wait, which can be repeated. Or the daemon did not answer another call in time.
 inline constexpr Reason kWaitTimeout("WAIT_TIMEOUT");
 
 // ---- The state of the model
@@ -196,7 +199,8 @@ inline constexpr Reason kStateUnavailable("STATE_UNAVAILABLE");
 
 // ---- Barrier, Broadcast, AllReduce
 
-// FAILED_PRECONDITION. Ranks called different operations. The operation, on every rank.
+// FAILED_PRECONDITION. Ranks called different operations. The operation, on every rank; the job if
+// their collectives differ.
 inline constexpr Reason kOperationMismatch("OPERATION_MISMATCH");
 // DEADLINE_EXCEEDED. Not every rank came in time. The operation, on every rank.
 inline constexpr Reason kOperationTimeout("OPERATION_TIMEOUT");
@@ -263,7 +267,7 @@ inline constexpr Reason kWorkersStarting("WORKERS_STARTING");
 // UNAVAILABLE. The connection to the coordinator's daemon broke. The session.
 inline constexpr Reason kCoordinatorLost("COORDINATOR_LOST");
 // PERMISSION_DENIED. `peer_coordinators` of the daemon's configuration does not list this
-// coordinator. The session.
+// coordinator, or what answers there is no daemon of this cluster. The session.
 inline constexpr Reason kCoordinatorRefused("COORDINATOR_REFUSED");
 // UNAVAILABLE. The coordinator's daemon does not answer. The session.
 inline constexpr Reason kCoordinatorUnreachable("COORDINATOR_UNREACHABLE");
@@ -280,12 +284,13 @@ inline constexpr Reason kEnginePeerLost("ENGINE_PEER_LOST");
 // DEADLINE_EXCEEDED, UNAVAILABLE. A node did not take part in an exchange within engine_timeout.
 // The job.
 inline constexpr Reason kEngineTimeout("ENGINE_TIMEOUT");
-// UNAVAILABLE. Another node's daemon was lost. The daemon's log, and the message of RANK_LOST.
+// UNAVAILABLE. Another node's daemon was lost. The daemon's log, and the message of RANK_LOST; the
+// job if it is on GPUs.
 inline constexpr Reason kNodeLost("NODE_LOST");
 // FAILED_PRECONDITION. Two daemons of one job are configured differently. The session.
 inline constexpr Reason kNodeMismatch("NODE_MISMATCH");
 // PERMISSION_DENIED. A process that is neither root's nor of the daemon's user called the peer port
-// from the daemon's own network namespace, without TLS. The daemon's log.
+// from the daemon's own network namespace, without TLS. The session.
 inline constexpr Reason kPeerRefused("PEER_REFUSED");
 
 }  // namespace reason
