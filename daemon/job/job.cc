@@ -1,8 +1,8 @@
 #include "daemon/job/job.h"
 
-#include <set>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
@@ -703,23 +703,34 @@ RankState Job::StateOf(std::uint32_t rank) const {
   return rank < world_size_ ? members_[rank].state : RankState::kAbsent;
 }
 
+void Job::ListRanks(JobSnapshot* snapshot) const {
+  std::vector<bool> awaited(world_size_);
+  for (const std::uint32_t rank : layouts_.MissingRanks()) awaited[rank] = true;
+  for (const std::uint32_t rank : operations_.MissingRanks()) awaited[rank] = true;
+  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
+    const Member& member = members_[rank];
+    if (member.state == RankState::kAbsent) {
+      ++snapshot->missing_ranks_total;
+      if (snapshot->missing_ranks.size() < kListedRanks) snapshot->missing_ranks.push_back(rank);
+      continue;
+    }
+    if (awaited[rank]) snapshot->waiting_ranks.push_back(rank);
+    if (member.state == RankState::kHeld && phase_ == Phase::kActive) {
+      snapshot->held_ranks.push_back(rank);
+    }
+    const bool former = member.sink == nullptr;
+    if (former && (member.node.empty() || snapshot->former_ranks.size() >= kListedRanks)) continue;
+    (former ? snapshot->former_ranks : snapshot->ranks)
+        .push_back({rank, member.incarnation, member.state == RankState::kStayed,
+                    member.state == RankState::kLoading, member.state == RankState::kHealing,
+                    member.node});
+  }
+}
+
 JobSnapshot Job::Snapshot() const {
   MutexLock lock(&mutex_);
   JobSnapshot snapshot;
-  for (std::uint32_t rank = 0; rank < world_size_; ++rank) {
-    const Member& member = members_[rank];
-    if (member.sink == nullptr && member.state == RankState::kAbsent) {
-      snapshot.missing_ranks.push_back(rank);
-    } else {
-      (member.sink != nullptr ? snapshot.ranks : snapshot.former_ranks)
-          .push_back({rank, member.incarnation, member.state == RankState::kStayed,
-                      member.state == RankState::kLoading, member.state == RankState::kHealing,
-                      member.node});
-    }
-    if (member.state == RankState::kHeld && phase_ == Phase::kActive) {
-      snapshot.held_ranks.push_back(rank);
-    }
-  }
+  ListRanks(&snapshot);
   if (phase_ != Phase::kActive) {
     snapshot.phase = JobPhase::kFailed;
     snapshot.failure = std::string(end_.message());
@@ -731,10 +742,6 @@ JobSnapshot Job::Snapshot() const {
   snapshot.healing = healing_.Snapshot();
   snapshot.layouts = layouts_.Snapshot();
   snapshot.released_layouts = layouts_.ReleasedSnapshot();
-  std::set<std::uint32_t> waiting;
-  for (const std::uint32_t rank : layouts_.MissingRanks()) waiting.insert(rank);
-  for (const std::uint32_t rank : operations_.MissingRanks()) waiting.insert(rank);
-  snapshot.waiting_ranks.assign(waiting.begin(), waiting.end());
   snapshot.operations = operations_.completed();
   snapshot.operations_failed = operations_.failed();
   return snapshot;

@@ -253,6 +253,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // has ended without an error as soon as these words are written.
   bool OnlyWordsAreLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Fills the snapshot's lists of ranks.
+  void ListRanks(JobSnapshot* snapshot) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A piece of work touches the memory of some session.
   bool InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

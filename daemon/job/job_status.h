@@ -3,6 +3,7 @@
 #ifndef DAEMON_JOB_JOB_STATUS_H_
 #define DAEMON_JOB_JOB_STATUS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -44,14 +45,22 @@ struct HealingSnapshot {
   std::uint64_t bytes = 0;  // 0: the source has not said it yet
 };
 
+// The most missing ranks of a JobSnapshot, and the most former ones. A job may have 65,536 ranks of
+// which one has joined.
+inline constexpr std::size_t kListedRanks = 1024;
+
 struct JobSnapshot {
   JobPhase phase = JobPhase::kForming;
-  std::vector<RankSnapshot> ranks;         // with a session now
-  std::vector<RankSnapshot> former_ranks;  // with a session before
-  std::vector<std::uint32_t> missing_ranks;
-  std::vector<std::uint32_t> held_ranks;     // lost, and their replacements have not come
-  std::optional<HealingSnapshot> healing;    // nullopt: no rank is being healed
-  std::vector<std::uint32_t> waiting_ranks;  // a running step or operation waits for them
+  std::vector<RankSnapshot> ranks;  // with a session now
+  // With a session before, on another node: the lowest kListedRanks.
+  std::vector<RankSnapshot> former_ranks;
+  std::vector<std::uint32_t> missing_ranks;  // have not joined: the lowest kListedRanks
+  std::uint32_t missing_ranks_total = 0;     // also those that are not listed
+  // Lost, and their replacements have not come. All of them had sessions at the same time.
+  std::vector<std::uint32_t> held_ranks;
+  std::optional<HealingSnapshot> healing;  // nullopt: no rank is being healed
+  // They have joined, and a running step or operation waits for them.
+  std::vector<std::uint32_t> waiting_ranks;
   std::vector<LayoutSnapshot> layouts;
   std::vector<LayoutSnapshot> released_layouts;  // the last ones whose name no layout has now
   std::string failure;

@@ -90,6 +90,7 @@ v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
     out->set_state(StateOf(snapshot.phase));
     out->set_failure(snapshot.failure);
     *out->mutable_missing_ranks() = {snapshot.missing_ranks.begin(), snapshot.missing_ranks.end()};
+    out->set_missing_ranks_total(snapshot.missing_ranks_total);
     *out->mutable_held_ranks() = {snapshot.held_ranks.begin(), snapshot.held_ranks.end()};
     if (snapshot.healing.has_value()) Fill(*snapshot.healing, out->mutable_healing());
     for (const RankSnapshot& rank : snapshot.ranks) {

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+
+#include "absl/strings/string_view.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -85,13 +88,11 @@ void Fill(const EngineSnapshot& engine, v1::EngineStatus* out) {
 
 void FillNodes(const JobSnapshot& job, const JobNodes& nodes, const std::string& here,
                std::uint64_t now_ns, v1::JobStatus* out) {
+  std::set<absl::string_view> connected;
+  for (const NodeSnapshot& node : nodes.others) connected.insert(node.name);
   std::map<std::string, std::vector<std::uint32_t>> lost_ranks;  // by node
   for (const RankSnapshot& rank : job.former_ranks) {
-    const auto is_its = [&rank](const NodeSnapshot& node) { return node.name == rank.node; };
-    if (rank.node.empty() || std::any_of(nodes.others.begin(), nodes.others.end(), is_its)) {
-      continue;
-    }
-    lost_ranks[rank.node].push_back(rank.rank);
+    if (connected.count(rank.node) == 0) lost_ranks[rank.node].push_back(rank.rank);
   }
   if (nodes.others.empty() && lost_ranks.empty()) return;
   v1::NodeStatus* const own = out->add_nodes();

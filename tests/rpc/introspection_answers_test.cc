@@ -218,6 +218,24 @@ TEST_F(IntrospectionTest, NamesThePodOfASessionAndOfAUser) {
   EXPECT_EQ(status.users(0).pod(), "6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60");
 }
 
+// One trainer can begin a job of 65,536 ranks. Its answer stays short.
+TEST_F(IntrospectionTest, ListsTheLowestMissingRanksAndCountsAll) {
+  const Opened opened = Open(2, 65'536, Process(kTenant, kNode, 16), "wide");
+  ASSERT_TRUE(opened.session.ok()) << opened.session.status();
+  v1::GetStatusRequest request;
+  request.set_job_id("wide");
+  const v1::GetStatusResponse status =
+      IntrospectionAnswers(Context()).Status(Process(0, kNode), request);
+  ASSERT_EQ(status.jobs_size(), 1);
+  const v1::JobStatus& job = status.jobs(0);
+  EXPECT_EQ(job.missing_ranks_total(), 65'535u);
+  ASSERT_EQ(job.missing_ranks_size(), 1024);
+  EXPECT_EQ(job.missing_ranks(1), 1u);
+  EXPECT_EQ(job.missing_ranks(2), 3u);
+  EXPECT_EQ(job.missing_ranks(1023), 1024u);
+  EXPECT_LT(job.ByteSizeLong(), 4096u);
+}
+
 // The source copies only those.
 TEST_F(IntrospectionTest, AsksForTheRemoteJobsThatTheAskerMaySee) {
   FakeNodes nodes({RemoteJob("far a", kTenant, sessions_of_test_[0].session->get()),
