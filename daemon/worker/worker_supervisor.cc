@@ -64,6 +64,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     if (worker == nullptr || worker->process == nullptr) {
       status = MayStartLocked(worker);
       if (status.ok()) {
+        if (worker == nullptr) ForgetEndedLocked(key.uid);
         worker = &workers_[key];
         status = StartLocked(key, worker);
         started = worker->process;
@@ -90,6 +91,19 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     return;
   }
   if (!at_once.ok() || *at_once != nullptr) ready(std::move(at_once));
+}
+
+void WorkerSupervisor::ForgetEndedLocked(uid_t user) {
+  std::map<std::uint64_t, std::map<WorkerKey, Worker>::iterator> ended;  // the oldest are first
+  for (auto it = workers_.begin(); it != workers_.end(); ++it) {
+    const auto& [key, worker] = *it;
+    if (key.uid != user || worker.process != nullptr || !worker.waiting.empty()) continue;
+    ended.emplace(worker.incarnation, it);
+  }
+  while (ended.size() > options_.max_ended_per_user) {
+    workers_.erase(ended.begin()->second);
+    ended.erase(ended.begin());
+  }
 }
 
 absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {

@@ -50,6 +50,9 @@ struct WorkerSupervisorOptions {
   // How many workers may be starting at a time. One job exceeds this only with requests for GPUs
   // that do not exist: a node has at most 56 MIG instances (7 on each of 8 GPUs).
   std::size_t max_starting = 64;
+  // How many ended workers of a user are remembered when another one starts. A trainer may ask for
+  // many GPUs that do not exist.
+  std::size_t max_ended_per_user = 64;
 };
 
 struct WorkerKey {
@@ -82,7 +85,8 @@ struct WorkerStatus {
 // Starts a worker when it is first asked for, and keeps it until nobody has used it for
 // idle_limit_ns. So a job's next trainers can use the worker and its communicator, which takes long
 // to make. A worker that has ended is started again when it is next asked for, as RestartPolicy
-// allows.
+// allows. It is remembered for idle_limit_ns, unless max_ended_per_user newer ones of the user have
+// ended.
 //
 // Thread-safe. Callbacks are called on the workers' threads or from within Ensure. The destructor
 // stops every worker, and no callback comes after it.
@@ -142,6 +146,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, const Clock* clock,
                    Executor* executor);
 
+  // Forgets all ended workers of the user but the newest max_ended_per_user.
+  void ForgetEndedLocked(uid_t user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `worker` is null if it was never started.
   absl::Status MayStartLocked(const Worker* worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)

@@ -26,6 +26,7 @@ constexpr std::uint64_t kSecondNs = 1'000'000'000;
 std::string ReasonOf(const absl::Status& status) { return DetailsOf(status).reason; }
 
 constexpr std::size_t kMaxStarting = 2;
+constexpr std::size_t kMaxEnded = 3;
 constexpr std::uint64_t kCheckIntervalNs = 5 * kSecondNs;
 
 class WorkerSupervisorTest : public ::testing::Test {
@@ -46,6 +47,7 @@ class WorkerSupervisorTest : public ::testing::Test {
     options.idle_limit_ns = 60 * kSecondNs;
     options.check_interval_ns = kCheckIntervalNs;
     options.max_starting = kMaxStarting;
+    options.max_ended_per_user = kMaxEnded;
     supervisor_ = WorkerSupervisor::Make(
         options,
         [this](const WorkerKey& key, const absl::Status& why) {
@@ -152,6 +154,22 @@ TEST_F(WorkerSupervisorTest, RefusalIsRepeated) {
   ASSERT_EQ(supervisor_->Workers().size(), 1u);
   EXPECT_EQ(supervisor_->Workers()[0].last_failure, "not there");
   EXPECT_EQ(supervisor_->Workers()[0].restarts, 0u) << "a refusal is not a failure";
+}
+
+// A trainer may name a GPU that does not exist in each request.
+TEST_F(WorkerSupervisorTest, RemembersAFewEndedWorkersOfEachUser) {
+  Begin("has no GPU");
+  EXPECT_FALSE(Ensure({"b", "GPU-1", /*uid=*/2}).ok());
+  for (std::size_t i = 0; i < kMaxEnded + 3; ++i) {
+    EXPECT_FALSE(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).ok());
+  }
+  // The last one began when kMaxEnded were left.
+  std::vector<std::string> remembered;
+  for (const WorkerStatus& worker : supervisor_->Workers()) {
+    remembered.push_back(worker.key.job + " " + worker.key.device);
+  }
+  EXPECT_EQ(remembered,
+            (std::vector<std::string>{"a GPU-2", "a GPU-3", "a GPU-4", "a GPU-5", "b GPU-1"}));
 }
 
 TEST_F(WorkerSupervisorTest, FailedStartDelaysTheNextOne) {
