@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/arena/arena_quota.h"
+#include "daemon/base/error.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/health_answers.h"
 #include "daemon/rpc/question_desk.h"
@@ -87,7 +89,11 @@ struct AskingService::Parts {
   // A client may ask for long answers and read none.
   absl::StatusOr<ArenaQuota::Reservation> ChargeFor(std::size_t bytes, const Tenant& asker) {
     if (bytes <= kFreeAnswerBytes) return ArenaQuota::Reservation();
-    return MemoryAccount{memory, asker}.Reserve(bytes);
+    auto charge = MemoryAccount{memory, asker}.Reserve(bytes);
+    if (charge.ok()) return charge;
+    return MakeError(charge.status().code(), DetailsOf(charge.status()),
+                     absl::StrCat("the answer is too long: ", charge.status().message(),
+                                  ". Ask about one job, or about fewer steps."));
   }
 
   QuestionMethod<HealthCheckRequest, HealthCheckResponse> Check() {

@@ -42,6 +42,10 @@ inline constexpr std::uint32_t kRootIsLowestLive = 0xFFFFFFFF;
 // The most steps of a timeline, GetTimelineRequest.steps.
 inline constexpr std::uint32_t kMaxTimelineSteps = 64;
 
+// The longest answer of Introspection that our tools take, in bytes: the most that the daemon sends
+// with its default quota_control_bytes_per_user.
+inline constexpr std::size_t kMaxAnswerBytes = 256 << 20;
+
 }  // namespace gradsync
 
 #endif  // PROTO_GRADSYNC_LIMITS_H_

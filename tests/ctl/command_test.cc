@@ -130,6 +130,17 @@ TEST_F(CommandTest, StatusJsonIsTheMessage) {
   EXPECT_EQ(json.at("jobs").at(0).at("job_id"), "digits");
 }
 
+TEST_F(CommandTest, TakesAnswersThatAreLongerThanGrpcsDefaultLimit) {
+  const std::string text(5 << 20, 'x');
+  daemon_.introspection().status.add_notices(text);
+  daemon_.introspection().stats.mutable_jobs(0)->mutable_layouts(0)->set_name(text);
+  for (const char* command : {"status", "stats", "health"}) {
+    const Outcome outcome = Ask({command, "--json", "--timeout", "60"});
+    EXPECT_EQ(outcome.exit_status, 0) << command << ": " << outcome.error;
+  }
+  EXPECT_GT(Ask({"status", "--timeout", "60"}).out.size(), text.size());
+}
+
 TEST_F(CommandTest, StatusAndStatsWarnOfAFailedJobOrAWarning) {
   daemon_.introspection().status.add_warnings("few CPUs");
   for (const char* command : {"status", "stats"}) {

@@ -25,7 +25,7 @@ ask 0 "$ctl" status --job digits
 expect 'live' "$job"
 ask 0 "$ctl" status --json
 expect '"job_id": "digits"' '"state": "JOB_STATE_RUNNING"' '"step": "4"' '"missing_ranks": []' \
-  '"connections_refused": "0"'
+  '"missing_ranks_total": 0' '"connections_refused": "0"'
 ask 0 "$ctl" stats
 expect 'job digits' 'ready skew' 'exposed' 'P99' 'STRAGGLER' 'GRADIENT NORM' 'NON-FINITE'
 ask 0 "$ctl" stats --json

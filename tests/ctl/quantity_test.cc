@@ -41,5 +41,13 @@ TEST(QuantityTest, RanksAreRanges) {
   EXPECT_EQ(FormatRanks({0, 1, 2, 5, 7, 8}), "0-2, 5, 7-8");
 }
 
+TEST(QuantityTest, LowestRanksSayHowManyMoreThereAre) {
+  EXPECT_EQ(FormatLowestRanks({}, 0, 8), "-");
+  EXPECT_EQ(FormatLowestRanks({1, 2, 3}, 3, 8), "1-3");
+  EXPECT_EQ(FormatLowestRanks({1, 2, 3}, 65'535, 8), "1-3, 65532 more");
+  EXPECT_EQ(FormatLowestRanks({0, 2, 4, 5, 7}, 5, 3), "0, 2, 4-5, 1 more");
+  EXPECT_EQ(FormatLowestRanks({0, 2, 4, 5, 7}, 9, 2), "0, 2, 7 more");
+}
+
 }  // namespace
 }  // namespace gradsync

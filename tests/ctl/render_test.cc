@@ -168,6 +168,30 @@ TEST(RenderStatusTest, NamesTheRanksThatTheJobHolds) {
       << text;
 }
 
+// The daemon lists the lowest missing ranks, and counts all.
+TEST(RenderStatusTest, SaysHowManyMoreRanksAreMissing) {
+  v1::GetStatusResponse status = EmptyStatus();
+  v1::JobStatus* const job = status.add_jobs();
+  job->set_job_id("wide");
+  job->set_world_size(65'536);
+  job->set_state(v1::JOB_STATE_FORMING);
+  job->set_missing_ranks_total(65'535);
+  for (std::uint32_t rank = 1; rank <= 1024; ++rank) job->add_missing_ranks(rank);
+  const std::string text = RenderStatus(status, false, Length::kShort);
+  EXPECT_THAT(text, HasSubstr("1-1024, 64511 more  ranks 1-1024, 64511 more to join\n")) << text;
+}
+
+TEST(RenderStatusTest, NamesTheFirstOfManyRangesOfMissingRanks) {
+  v1::GetStatusResponse status = EmptyStatus();
+  v1::JobStatus* const job = status.add_jobs();
+  job->set_state(v1::JOB_STATE_FORMING);
+  job->set_missing_ranks_total(20);
+  for (std::uint32_t rank = 1; rank < 40; rank += 2) job->add_missing_ranks(rank);
+  EXPECT_THAT(RenderStatus(status, false, Length::kShort),
+              HasSubstr("1, 3, 5, 7, 9, 11, 13, 15, 12 more  ranks 1, "));
+  EXPECT_THAT(RenderStatus(status, false, Length::kFull), HasSubstr(", 37, 39 to join\n"));
+}
+
 TEST(RenderStatusTest, ShowsTheProgressOfAHealing) {
   v1::GetStatusResponse status = BusyStatus();
   v1::HealingStatus* const healing = status.mutable_jobs(0)->mutable_healing();

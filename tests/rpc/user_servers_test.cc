@@ -176,6 +176,8 @@ TEST_F(UserServersTest, LongAnswerIsRefusedIfItDoesNotFitTheQuota) {
   const grpc::Status refused = Ask(stub.get(), &Stub::GetStatus);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(absl::StrContains(refused.error_message(), kOption)) << refused.error_message();
+  EXPECT_TRUE(absl::StrContains(refused.error_message(), "Ask about one job"))
+      << refused.error_message();
   EXPECT_TRUE(Ask(stub.get(), &Stub::GetStats).ok()) << "a short answer is free";
   EXPECT_TRUE(Ask(StubOf(Connect(kBob)).get(), &Stub::GetStatus).ok()) << "Bob has a quota, too";
 }

@@ -3,6 +3,7 @@
 #include <grp.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel_posix.h>
+#include <grpcpp/support/channel_arguments.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -13,10 +14,12 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "daemon/base/unique_fd.h"
 #include "proto/gradsync/duration_text.h"
+#include "tools/gradsyncctl/quantity.h"
 
 namespace gradsync {
 namespace {
@@ -85,6 +88,13 @@ absl::StatusOr<daemon::UniqueFd> Connect(const std::string& socket_path, absl::D
   return fd;
 }
 
+// Whether gRPC refused the answer here, because of its length. The daemon's refusals have the same
+// code.
+bool IsTooLong(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
+         absl::StartsWith(status.error_message(), "Received message larger than max");
+}
+
 // Runs one unary call of a stub.
 template <typename Stub, typename Request, typename Response>
 grpc::Status Call(absl::Time deadline, Stub* stub,
@@ -98,12 +108,15 @@ grpc::Status Call(absl::Time deadline, Stub* stub,
 }  // namespace
 
 absl::StatusOr<DaemonConnection> DaemonConnection::Open(const std::string& socket,
-                                                        absl::Duration timeout) {
-  DaemonConnection connection(socket, timeout, absl::Now() + timeout);
+                                                        absl::Duration timeout,
+                                                        std::size_t most_bytes) {
+  DaemonConnection connection(socket, timeout, absl::Now() + timeout, most_bytes);
   absl::StatusOr<daemon::UniqueFd> fd = Connect(socket, timeout);
   if (!fd.ok()) return std::move(fd).status();
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(most_bytes));
   const std::shared_ptr<grpc::Channel> channel =
-      grpc::CreateInsecureChannelFromFd("gradsyncd", fd->release());
+      grpc::CreateCustomInsecureChannelFromFd("gradsyncd", fd->release(), arguments);
   connection.introspection_ = v1::Introspection::NewStub(channel);
   connection.health_ = grpc::health::v1::Health::NewStub(channel);
   return connection;
@@ -157,6 +170,11 @@ absl::StatusOr<ServiceHealth> DaemonConnection::CheckHealth(const std::string& s
 }
 
 absl::Status DaemonConnection::Translate(const grpc::Status& status) const {
+  if (IsTooLong(status)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the daemon at ", socket_, " has an answer of more than ", FormatBytes(most_bytes_),
+        ": ask about one job, as with 'gradsyncctl status --job ID'"));
+  }
   switch (status.error_code()) {
     case grpc::StatusCode::OK:
       return absl::OkStatus();

@@ -3,6 +3,7 @@
 #ifndef TOOLS_GRADSYNCCTL_DAEMON_CONNECTION_H_
 #define TOOLS_GRADSYNCCTL_DAEMON_CONNECTION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,6 +12,7 @@
 #include "absl/time/time.h"
 #include "gradsync/v1/introspection.grpc.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
+#include "proto/gradsync/limits.h"
 #include "tools/gradsyncctl/health_report.h"
 
 namespace gradsync {
@@ -23,10 +25,12 @@ namespace gradsync {
 //   INVALID_ARGUMENT   the path cannot be a socket's.
 //   DEADLINE_EXCEEDED  no answer within the timeout.
 //   UNIMPLEMENTED      the listener there is not a gradsyncd, or an older one.
+//   RESOURCE_EXHAUSTED the answer is too long, here or for the daemon.
 class DaemonConnection {
  public:
-  // `timeout` bounds the connection and all the calls together.
-  static absl::StatusOr<DaemonConnection> Open(const std::string& socket, absl::Duration timeout);
+  // `timeout` bounds the connection and all the calls together. `most_bytes` bounds each answer.
+  static absl::StatusOr<DaemonConnection> Open(const std::string& socket, absl::Duration timeout,
+                                               std::size_t most_bytes = kMaxAnswerBytes);
 
   absl::StatusOr<v1::GetStatusResponse> GetStatus(const std::string& job);
   absl::StatusOr<v1::GetStatsResponse> GetStats(const std::string& job);
@@ -37,8 +41,12 @@ class DaemonConnection {
   absl::StatusOr<ServiceHealth> CheckHealth(const std::string& service);
 
  private:
-  DaemonConnection(std::string socket, absl::Duration timeout, absl::Time deadline)
-      : socket_(std::move(socket)), timeout_(timeout), deadline_(deadline) {}
+  DaemonConnection(std::string socket, absl::Duration timeout, absl::Time deadline,
+                   std::size_t most_bytes)
+      : socket_(std::move(socket)),
+        timeout_(timeout),
+        deadline_(deadline),
+        most_bytes_(most_bytes) {}
 
   // OK, or the error in the words above.
   absl::Status Translate(const grpc::Status& status) const;
@@ -46,6 +54,7 @@ class DaemonConnection {
   std::string socket_;
   absl::Duration timeout_;
   absl::Time deadline_;
+  std::size_t most_bytes_;
   std::unique_ptr<v1::Introspection::Stub> introspection_;
   std::unique_ptr<grpc::health::v1::Health::Stub> health_;
 };

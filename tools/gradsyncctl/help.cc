@@ -57,6 +57,7 @@ Examples:
 The same questions without this program, where SOCKET is the path (grpcurl 1.9.2 and 1.9.3:
 unix://SOCKET without -unix):
   grpcurl -plaintext -unix SOCKET gradsync.v1.Introspection/GetStatus
+grpcurl refuses answers above 4 MiB, unless -max-msg-sz BYTES allows more.
 )";
 
 constexpr absl::string_view kStatus =
@@ -74,7 +75,8 @@ Jobs:
                lost rank; ended: every rank has left. Failed and ended jobs stay listed for a while
   RANKS        live ranks / world size; "+1 left": one more has finished its steps; "+1 held": one
                more was lost, and the job waits for its replacement
-  MISSING      ranks that have not joined
+  MISSING      ranks that have not joined; "1-1024, 64511 more": so many more. With --json
+               missing_ranks lists the lowest 1,024, and missing_ranks_total counts all
   WAITING FOR  what the job waits for now; "state of rank 1 from rank 0": rank 1 replaces a lost
                one, and gets the state of the model
   For a job on several GPUs, a line names the gate between them that is in force.

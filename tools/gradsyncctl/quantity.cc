@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace gradsync {
 namespace {
@@ -47,16 +48,22 @@ std::string FormatBytes(std::uint64_t bytes) {
 }
 
 std::string FormatRanks(const std::vector<std::uint32_t>& ranks) {
+  return FormatLowestRanks(ranks, ranks.size(), ranks.size());
+}
+
+std::string FormatLowestRanks(const std::vector<std::uint32_t>& ranks, std::size_t total,
+                              std::size_t most_ranges) {
   if (ranks.empty()) return "-";
-  std::string text;
-  for (std::size_t first = 0; first < ranks.size();) {
-    std::size_t last = first;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    absl::StrAppend(&text, text.empty() ? "" : ", ", ranks[first]);
-    if (last > first) absl::StrAppend(&text, "-", ranks[last]);
-    first = last + 1;
+  std::vector<std::string> parts;
+  std::size_t named = 0;
+  while (named < ranks.size() && parts.size() < most_ranges) {
+    const std::size_t first = named++;
+    while (named < ranks.size() && ranks[named] == ranks[named - 1] + 1) ++named;
+    parts.push_back(absl::StrCat(ranks[first]));
+    if (named - first > 1) absl::StrAppend(&parts.back(), "-", ranks[named - 1]);
   }
-  return text;
+  if (named < total) parts.push_back(absl::StrCat(total - named, " more"));
+  return absl::StrJoin(parts, ", ");
 }
 
 }  // namespace gradsync

@@ -3,6 +3,7 @@
 #ifndef TOOLS_GRADSYNCCTL_QUANTITY_H_
 #define TOOLS_GRADSYNCCTL_QUANTITY_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,6 +18,9 @@ std::string FormatUptime(double seconds);
 std::string FormatBytes(std::uint64_t bytes);
 // "0-2, 7"; "-" if there are none. Ascending order is expected.
 std::string FormatRanks(const std::vector<std::uint32_t>& ranks);
+// The same for the lowest of `total` ranks, with at most `most_ranges` ranges: "0-2, 7, 40 more".
+std::string FormatLowestRanks(const std::vector<std::uint32_t>& ranks, std::size_t total,
+                              std::size_t most_ranges);
 
 }  // namespace gradsync
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@ namespace gradsync {
 namespace {
 
 constexpr auto kRight = TextTable::Align::kRight;
+// The ranges of ranks that a cell of a short answer names.
+constexpr std::size_t kShortRanges = 8;
 
 absl::string_view StateName(v1::DaemonState state) {
   switch (state) {
@@ -67,14 +70,24 @@ std::string Healing(const v1::HealingStatus& healing) {
                                          FormatBytes(healing.bytes_total())));
 }
 
-std::string WaitingFor(const v1::JobStatus& job) {
+// How many ranks have not joined. An older daemon lists all of them, and does not count them.
+std::size_t CountMissing(const v1::JobStatus& job) {
+  return std::max<std::size_t>(job.missing_ranks_total(), job.missing_ranks().size());
+}
+
+std::string MissingRanks(const v1::JobStatus& job, Length length) {
+  const std::vector<std::uint32_t> listed(job.missing_ranks().begin(), job.missing_ranks().end());
+  return FormatLowestRanks(listed, CountMissing(job),
+                           length == Length::kFull ? listed.size() : kShortRanges);
+}
+
+std::string WaitingFor(const v1::JobStatus& job, Length length) {
   if (HasEnded(job)) return "-";
   if (job.state() == v1::JOB_STATE_FORMING) {
-    const std::vector<std::uint32_t> missing(job.missing_ranks().begin(),
-                                             job.missing_ranks().end());
-    return missing.empty() ? "-"
-                           : absl::StrCat(missing.size() == 1 ? "rank " : "ranks ",
-                                          FormatRanks(missing), " to join");
+    const std::size_t missing = CountMissing(job);
+    return missing == 0 ? "-"
+                        : absl::StrCat(missing == 1 ? "rank " : "ranks ", MissingRanks(job, length),
+                                       " to join");
   }
   if (!job.held_ranks().empty()) {
     return absl::StrCat("replacement of rank ",
@@ -92,10 +105,10 @@ std::string WaitingFor(const v1::JobStatus& job) {
 }
 
 // A failed job needs a look first, then one that waits.
-double Badness(const v1::JobStatus& job) {
+double Badness(const v1::JobStatus& job, absl::string_view waiting_for) {
   if (job.state() == v1::JOB_STATE_FAILED) return 3;
   if (job.state() == v1::JOB_STATE_FORMING) return 2;
-  return WaitingFor(job) == "-" ? (HasEnded(job) ? -1 : 0) : 1;
+  return waiting_for == "-" ? (HasEnded(job) ? -1 : 0) : 1;
 }
 
 // "64 jobs: 3 FAILED, 60 running, 1 ended"; empty for one job, which needs no total.
@@ -111,7 +124,7 @@ std::string Totals(const v1::GetStatusResponse& status) {
   return absl::StrCat(Count(status.jobs_size(), "job"), ": ", absl::StrJoin(parts, ", "), "\n");
 }
 
-TextTable Jobs(const v1::GetStatusResponse& status) {
+TextTable Jobs(const v1::GetStatusResponse& status, Length length) {
   TextTable table({{"JOB"},
                    {"USER", kRight},
                    {"GEN", kRight},
@@ -120,11 +133,11 @@ TextTable Jobs(const v1::GetStatusResponse& status) {
                    {"MISSING"},
                    {"WAITING FOR"}});
   for (const v1::JobStatus& job : status.jobs()) {
-    table.AddRow(
-        {job.job_id(), absl::StrCat(job.uid()), absl::StrCat(job.generation()),
-         std::string(StateName(job.state())), RankCount(job),
-         FormatRanks({job.missing_ranks().begin(), job.missing_ranks().end()}), WaitingFor(job)},
-        Badness(job));
+    const std::string waiting_for = WaitingFor(job, length);
+    table.AddRow({job.job_id(), absl::StrCat(job.uid()), absl::StrCat(job.generation()),
+                  std::string(StateName(job.state())), RankCount(job), MissingRanks(job, length),
+                  waiting_for},
+                 Badness(job, waiting_for));
     if (!job.failure().empty()) table.AddNote(absl::StrCat("  failed: ", job.failure()));
     if (!job.gate().empty()) table.AddNote(absl::StrCat("  gate between its GPUs: ", job.gate()));
   }
@@ -241,7 +254,8 @@ std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks, L
   }
   const bool no_jobs = status.jobs().empty() && status.remote_jobs().empty();
   absl::StrAppend(&text, no_jobs ? "\nno jobs\n" : Totals(status));
-  std::vector<Section> sections = {{"jobs", Jobs(status), ""}, {"layouts", Layouts(status), ""}};
+  std::vector<Section> sections = {{"jobs", Jobs(status, length), ""},
+                                   {"layouts", Layouts(status), ""}};
 
   for (Section& section : NodeSections(status)) sections.push_back(std::move(section));
   for (Section& section : GpuSections(status)) sections.push_back(std::move(section));
