@@ -44,9 +44,11 @@ class PeerServer {
   // daemon has a connection for each job.
   static constexpr int kStreamsPerConnection = 256;
   static constexpr std::size_t kMaxNodes = 4096;
-  // The most open calls: the streams, and calls that have not come to us yet. Each takes some 13
-  // KiB.
-  static constexpr std::uint64_t kMaxOpenCalls = kMaxNodes + 1024;
+  // A daemon has one call on each connection. The most open calls of connections with more than
+  // kFewCalls: each takes some 13 KiB, and gRPC destroys those of a connection that has ended one
+  // after the other, on a thread that other connections may need.
+  static constexpr std::uint64_t kFewCalls = 4;
+  static constexpr std::uint64_t kMaxBusyCalls = 1024;
 
   // Binds the port. UNAVAILABLE: it cannot listen there.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(
@@ -111,7 +113,9 @@ class PeerServer {
   std::uint64_t looked_at_bytes_ns_ = 0;
   // The watcher's. A connection can have more open calls than kStreamsPerConnection if it has reset
   // some, or if the client has not acknowledged that limit.
-  CallLimit call_limit_{kMaxOpenCalls, kMaxNodes, kStreamsPerConnection};
+  CallLimit call_limit_{{/*most=*/kMaxBusyCalls, /*enough=*/kStreamsPerConnection,
+                         /*most_of_one=*/kStreamsPerConnection, /*few=*/kFewCalls,
+                         /*most_of_others=*/kMaxNodes}};
   Ticker watcher_{kWatchPeriod, [this] { return WatchCalls(); }};  // last
 };
 

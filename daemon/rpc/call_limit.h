@@ -16,20 +16,31 @@ namespace gradsync::daemon {
 // The server's own count is cheap, but can be too high or too low. Some calls never end in it.
 // Others have ended in it although a connection that is busy with reading still holds them. The
 // connections' counts are right but costly. So they are asked for when the server's count of open
-// calls rises beyond the limit, and after every `most` calls. Not thread-safe.
+// calls rises by more than `most`, and after every `most` calls. Not thread-safe.
 class CallLimit {
  public:
-  // `most`: how many calls all connections together may have open. If there are more, connections
-  // are ended until at most `enough` calls are left, and no connection has more than `most_of_one`.
-  CallLimit(std::uint64_t most, std::uint64_t enough, std::uint64_t most_of_one)
-      : most_(most), enough_(enough), most_of_one_(most_of_one) {}
+  // A connection is busy if it has more than `few` open calls.
+  struct Bounds {
+    // How many calls the busy connections together may have open. If there are more, busy
+    // connections are ended until at most `enough` calls are left, and none has more than
+    // `most_of_one`.
+    std::uint64_t most = 0;
+    std::uint64_t enough = 0;
+    std::uint64_t most_of_one = 0;
+    std::uint64_t few = 0;
+    // How many calls the other connections together may have open.
+    std::uint64_t most_of_others = 0;
+  };
+
+  explicit CallLimit(const Bounds& bounds) : bounds_(bounds) {}
 
   // `counted`: the server's count. True: ask for the connections' counts, too, and call ToEnd().
   bool NeedsConnections(const CallCounts& counted) {
     // Calls that seemed never to end may have ended by now, such as those of a connection that was
     // closed meanwhile.
-    never_end_ = std::min(never_end_, counted.open());
-    return counted.open() > never_end_ + most_ || counted.started > looked_at_started_ + most_;
+    quiet_ = std::min(quiet_, counted.open());
+    return counted.open() > quiet_ + bounds_.most ||
+           counted.started > looked_at_started_ + bounds_.most;
   }
 
   // The places in `open` of the connections to end, those with the most open calls first.
@@ -37,28 +48,35 @@ class CallLimit {
   // connection.
   std::vector<std::size_t> ToEnd(const CallCounts& counted,
                                  const std::vector<std::uint64_t>& open) {
-    std::uint64_t left = std::accumulate(open.begin(), open.end(), std::uint64_t{0});
-    never_end_ = counted.open() > left ? counted.open() - left : 0;
+    std::uint64_t busy = 0, others = 0;
+    for (const std::uint64_t calls : open) (IsBusy(calls) ? busy : others) += calls;
+    quiet_ = counted.open() > busy ? counted.open() - busy : 0;
     looked_at_started_ = counted.started;
-    if (left <= most_) return {};
+    const bool too_busy = busy > bounds_.most;
     std::vector<std::size_t> places(open.size());
     std::iota(places.begin(), places.end(), 0);
     std::sort(places.begin(), places.end(), [&](auto a, auto b) { return open[a] > open[b]; });
-    std::size_t chosen = 0;
-    for (; chosen < places.size(); ++chosen) {
-      const std::uint64_t calls = open[places[chosen]];
-      if (left <= enough_ && calls <= most_of_one_) break;
-      left -= calls;
+    std::vector<std::size_t> chosen;
+    for (const std::size_t place : places) {
+      const std::uint64_t calls = open[place];
+      if (IsBusy(calls)) {
+        if (!too_busy || (busy <= bounds_.enough && calls <= bounds_.most_of_one)) continue;
+        busy -= calls;
+      } else {
+        if (others <= bounds_.most_of_others) break;
+        others -= calls;
+      }
+      chosen.push_back(place);
     }
-    places.resize(chosen);
-    return places;
+    return chosen;
   }
 
  private:
-  const std::uint64_t most_;
-  const std::uint64_t enough_;
-  const std::uint64_t most_of_one_;
-  std::uint64_t never_end_ = 0;          // open in the server's count, but in no connection's
+  bool IsBusy(std::uint64_t calls) const { return calls > bounds_.few; }
+
+  const Bounds bounds_;
+  // Open in the server's count, but in no busy connection's.
+  std::uint64_t quiet_ = 0;
   std::uint64_t looked_at_started_ = 0;  // calls that had begun at the last ToEnd()
 };
 

@@ -23,7 +23,7 @@ constexpr std::uint64_t kWatchPeriodNs =
 }  // namespace
 
 UserConnections::UserConnections(const MemoryAccount& account, std::uint64_t most)
-    : account_(account), limit_(most, /*enough=*/most, /*most_of_one=*/kFewCalls) {}
+    : account_(account), limit_({/*most=*/most, /*enough=*/most, /*most_of_one=*/kFewCalls}) {}
 
 absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota) {
   if (pauses_.load()) {

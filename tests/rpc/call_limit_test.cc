@@ -15,7 +15,10 @@ constexpr std::uint64_t kMostOfOne = 50;
 
 class CallLimitTest : public testing::Test {
  protected:
-  CallLimitTest() { ToEnd(0, {}); }
+  explicit CallLimitTest(const CallLimit::Bounds& bounds = {kMost, kEnough, kMostOfOne})
+      : limit_(bounds) {
+    ToEnd(0, {});
+  }
 
   // Of `started_` calls.
   CallCounts Open(std::uint64_t open) const { return {started_, started_ - open}; }
@@ -25,7 +28,7 @@ class CallLimitTest : public testing::Test {
     return limit_.ToEnd(Open(counted), open);
   }
 
-  CallLimit limit_{kMost, kEnough, kMostOfOne};
+  CallLimit limit_;
   std::uint64_t started_ = 100'000;
 };
 
@@ -78,6 +81,31 @@ TEST_F(CallLimitTest, CallsThatOnlyTheConnectionStillHoldsAreFound) {
   EXPECT_FALSE(NeedsConnections(0));
   started_ += 1;
   EXPECT_TRUE(NeedsConnections(0)) << "every so many calls";
+}
+
+// One whose connections with at most 4 calls may have 80 calls together.
+class CallLimitOfPeersTest : public CallLimitTest {
+ protected:
+  CallLimitOfPeersTest() : CallLimitTest({kMost, kEnough, kMostOfOne, /*few=*/4, 80}) {}
+};
+
+TEST_F(CallLimitOfPeersTest, OnlyBusyConnectionsEndForTheCallsOfBusyOnes) {
+  EXPECT_EQ(ToEnd(140, {4, 70, 3, 41, 22}), std::vector<std::size_t>{1});
+  EXPECT_EQ(ToEnd(127, {4, 70, 3, 37, 13}), std::vector<std::size_t>{}) << "as many as they may";
+}
+
+TEST_F(CallLimitOfPeersTest, ManyConnectionsWithFewCallsGoOn) {
+  const std::vector<std::uint64_t> nodes(80, 1);
+  ASSERT_TRUE(NeedsConnections(kMost + 1));
+  EXPECT_EQ(ToEnd(80, nodes), std::vector<std::size_t>{});
+  EXPECT_FALSE(NeedsConnections(80 + kMost)) << "theirs do not count";
+  EXPECT_TRUE(NeedsConnections(80 + kMost + 1));
+}
+
+TEST_F(CallLimitOfPeersTest, SomeOfThemEndIfTheyAreTooMany) {
+  std::vector<std::uint64_t> nodes(81, 1);
+  nodes[7] = 4;
+  EXPECT_EQ(ToEnd(84, nodes), std::vector<std::size_t>{7});
 }
 
 }  // namespace
