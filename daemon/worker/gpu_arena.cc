@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "daemon/base/error.h"
 #include "daemon/base/logging.h"
 
 namespace gradsync::daemon {
@@ -36,7 +38,10 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
     if (fd < 0) continue;
     descriptors->emplace_back(fcntl(fd, F_DUPFD_CLOEXEC, 0));
     if (descriptors->back().valid()) continue;
-    created(absl::ResourceExhaustedError("no file descriptor is left for a GPU arena"));
+    created(MakeError(absl::StatusCode::kResourceExhausted, reason::kOpenFiles,
+                      "gradsyncd has as many open files as its limit allows, so there is no "
+                      "descriptor for an arena on a GPU; raise LimitNOFILE of its unit (ulimit "
+                      "-n)"));
     return;
   }
   workers->Ensure(

@@ -120,9 +120,9 @@ absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {
   if (static_cast<std::size_t>(starting) < options_.max_starting) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kWorkersStarting,
                    absl::StrCat(starting,
-                                " workers are starting for GPUs of this node, more than it "
-                                "can have: register layouts on GPUs that exist (nvidia-smi -L), "
-                                "and try again in a few seconds"));
+                                " workers are starting on this node, as many as may at once: try "
+                                "again in a few seconds, and register layouts only on GPUs that "
+                                "exist (nvidia-smi -L)"));
 }
 
 absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {

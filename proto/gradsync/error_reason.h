@@ -255,7 +255,8 @@ inline constexpr Reason kNcclRemoteLost("NCCL_REMOTE_LOST");
 inline constexpr Reason kNcclTimeout("NCCL_TIMEOUT");
 // FAILED_PRECONDITION. NCCL is too old. The job.
 inline constexpr Reason kNcclTooOld("NCCL_TOO_OLD");
-// UNAVAILABLE. The process that reduces on a GPU was lost. The job.
+// UNAVAILABLE. The process that reduces on a GPU was lost. The job; a registration if the process
+// was still starting.
 inline constexpr Reason kWorkerLost("WORKER_LOST");
 // UNAVAILABLE. The GPU's worker failed before and is started again after a pause. A registration.
 inline constexpr Reason kWorkerRestarting("WORKER_RESTARTING");

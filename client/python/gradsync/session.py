@@ -224,10 +224,15 @@ class Session:
           InvalidArgumentError: an argument is malformed; the message names it.
           FailedPreconditionError: LAYOUT_MISMATCH; names the first difference and both ranks.
             ALREADY_REGISTERED: this rank has a layout of that name that is not closed.
-            CUDA_NOT_BUILT: the daemon was built without CUDA.
+            RANKS_LEFT: some ranks wait in `leave_and_stay`, or a rank was lost and has not
+            completed a step since. CUDA_NOT_BUILT: the daemon was built without CUDA. Other
+            reasons say why the GPU cannot be used.
           DeadlineExceededError: names the ranks that did not come.
-          ResourceExhaustedError: a quota, or the GPU's memory.
-          UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA.
+          ResourceExhaustedError: a quota, or the GPU's memory. WORKERS_STARTING: too many workers
+            are starting on this node.
+          UnavailableError: WORKER_LOST, WORKER_RESTARTING: the GPU's worker has failed.
+          UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA, or the daemon
+            has no workers for GPUs. LOSS_POLICY: a layout on a GPU, with on_rank_loss="hold".
         """
         spec = layout_spec.spec_struct(
             name,
