@@ -6,15 +6,20 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/job/job_port.h"
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/node_status_source.h"
 #include "daemon/session/descriptor_quota.h"
+#include "tests/job/recording_sink.h"
 #include "tests/session/session_fixture.h"
 
 namespace gradsync::daemon {
@@ -220,15 +225,22 @@ TEST_F(IntrospectionTest, NamesThePodOfASessionAndOfAUser) {
 
 // One trainer can begin a job of 65,536 ranks. Its answer stays short.
 TEST_F(IntrospectionTest, ListsTheLowestMissingRanksAndCountsAll) {
-  const Opened opened = Open(2, 65'536, Process(kTenant, kNode, 16), "wide");
-  ASSERT_TRUE(opened.session.ok()) << opened.session.status();
+  JoinRequest join;  // on another node, so its ranks are no sessions of this user here
+  join.key = {kTenant, "wide", ""};
+  join.rank = 2;
+  join.world_size = 1200;
+  join.incarnation = 99;
+  absl::Status joined;
+  jobs_.Join(join, std::make_shared<RecordingSink>(),
+             [&](const absl::StatusOr<Joined>& job) { joined = job.status(); });
+  ASSERT_TRUE(joined.ok()) << joined;
   v1::GetStatusRequest request;
   request.set_job_id("wide");
   const v1::GetStatusResponse status =
       IntrospectionAnswers(Context()).Status(Process(0, kNode), request);
   ASSERT_EQ(status.jobs_size(), 1);
   const v1::JobStatus& job = status.jobs(0);
-  EXPECT_EQ(job.missing_ranks_total(), 65'535u);
+  EXPECT_EQ(job.missing_ranks_total(), 1199u);
   ASSERT_EQ(job.missing_ranks_size(), 1024);
   EXPECT_EQ(job.missing_ranks(1), 1u);
   EXPECT_EQ(job.missing_ranks(2), 3u);
