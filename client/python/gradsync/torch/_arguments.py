@@ -26,7 +26,7 @@ class Options:
       init_sync_buffers: whether that state has the buffers.
       static_graph: whether every step uses the same parameters equally often.
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
-      timeout: seconds for the other ranks to wrap the module; None: as the daemon waits.
+      timeout: seconds for the other ranks to wrap the module; None: 300, as in the daemon.
     """
 
     caps: BucketCaps

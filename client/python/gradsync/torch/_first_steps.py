@@ -68,7 +68,7 @@ class FirstSteps:
 
         Args:
           observed: what learn() returned; None changes nothing.
-          live_ranks: number of ranks that took part in the step; all must.
+          live_ranks: number of ranks that took part in the step; fewer than all change nothing.
         """
         if observed is None or self._buckets.rebuilt:
             return

@@ -75,7 +75,7 @@ def unflatten(plain: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def to_json(plain: Any) -> bytes:
-    """The only text of this data: equal data have equal text. Numbers keep every bit."""
+    """The canonical text of this data: equal data have equal text. Numbers keep every bit."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -56,8 +56,8 @@ class Forwards:
         # Number of the last backward pass that went through a forward pass under no_sync().
         self._local_pass: int | None = None
         self._alive: list[weakref.ref[_Forward]] = []
-        # Whether each forward pass without a tensor to hook synchronizes. It is not known which of
-        # them a backward pass has gone through.
+        # For each forward pass without a tensor to hook: whether it synchronizes. It is not known
+        # which of them a backward pass has gone through.
         self._hidden: list[bool] = []
 
     def add(

@@ -75,7 +75,7 @@ class OptimizerCheck:
         if optimizer in self._checked:
             return
         if _is_zero_redundancy(optimizer):
-            # It keeps each parameter's state on one rank, in an optimizer that makes a step next.
+            # It keeps each parameter's state on one rank, in an inner optimizer that steps next.
             zero: Any = optimizer
             self._checked.update((zero, zero.optim))
             return
@@ -99,7 +99,7 @@ class OptimizerCheck:
 
 
 def _is_zero_redundancy(optimizer: torch.optim.Optimizer) -> bool:
-    # Importing torch.distributed.optim takes most of a second; a program with this optimizer has.
+    # Importing it takes most of a second, and a program with this optimizer has imported it.
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
     return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
 

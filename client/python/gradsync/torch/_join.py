@@ -38,7 +38,7 @@ class EarlyEnd:
         """Says that this rank has no more data.
 
         Raises:
-          RuntimeError: another rank has.
+          RuntimeError: another rank still has data.
         """
         ended, live = self._count(ended=True)
         if ended < live:

@@ -143,7 +143,7 @@ class Positions:
         )
 
     def step_is_complete(self) -> None:
-        """What the forward passes since begin() have changed stays."""
+        """Keeps what the forward passes since begin() have changed."""
         self._complete = True
 
     def take_back(self) -> None:

@@ -220,7 +220,8 @@ class PyTorchDdp(torch.nn.parallel.DistributedDataParallel):
         """Whether steps give all ranks the same buffers. Set it on every rank alike.
 
         Raises:
-          ValueError: set to True, although steps' verdicts stay on the device.
+          ValueError: set to True, although steps' verdicts stay on the device and the module has
+            buffers.
         """
         value: bool = self._sync_buffers_in_steps
         return value

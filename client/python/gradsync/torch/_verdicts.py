@@ -37,7 +37,7 @@ class Verdicts:
         self._buckets = buckets
         self._on_device = DeviceVerdicts(buckets.session, buckets.name)
         # The last step whose verdict this rank has seen, or has left on the device.
-        # Another rank may have abandoned the first step already.
+        # Not next_step - 1: another rank may have abandoned the first step already.
         self._decided = buckets.layout.first_step - 1
         # The step for which this rank stopped waiting before the verdict: Ctrl-C, or silence.
         self._interrupted: int | None = None

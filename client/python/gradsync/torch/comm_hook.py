@@ -150,7 +150,7 @@ class HookState:
         self._sizes = [(buffer.numel(), buffer.dtype) for buffer in self._shown]
         device = self._shown[0].device
         self._views = [flat_tensor(self._layout.bucket(i), device) for i in range(len(buckets))]
-        # Another rank may have abandoned it already; then this pass learns it.
+        # Not next_step: if another rank has abandoned this step already, this pass gets the error.
         self._step = self._layout.first_step
         for index in range(len(buckets)):
             self._hand_over(index)

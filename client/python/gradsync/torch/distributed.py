@@ -62,8 +62,8 @@ class DistributedDataParallel(PyTorchDdp):
 
     Args:
       module: its parameters are float32, float64, float16 or bfloat16, in host memory or all on one
-        GPU. Parameters that do not require a gradient now stay out, and so do those named in
-        `module._ddp_params_and_buffers_to_ignore`.
+        GPU. Parameters that require no gradient when the module is wrapped stay out, and so do
+        those named in `module._ddp_params_and_buffers_to_ignore`.
       device_ids: None, or [the module's own GPU], to which forward passes then move their inputs.
       output_device: None, or the same GPU.
       dim: as PyTorch's, of scatter() and gather().

@@ -32,8 +32,8 @@ class Training:
 
     With `on_rank_loss="hold"`, a new process takes the place of a lost rank and runs the same
     script. Its Training gets the state of the model from another rank; `epochs` and `batches` leave
-    out what is done. The other ranks only wait. docs/survive-a-lost-rank.md says what equal bits
-    need.
+    out what is done. The other ranks only wait. docs/survive-a-lost-rank.md says what a run needs
+    to have the same bits as one without a loss.
 
     With `on_rank_loss="abort"` it seeds and iterates in the same way, so that both runs can be
     compared.

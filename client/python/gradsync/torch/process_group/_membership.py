@@ -91,7 +91,8 @@ class Membership:
     def raise_end(self, error: BaseException) -> None:
         """Raises why the session has ended, as the cause of an error of the inner group.
 
-        Does nothing if it goes on. The daemon can learn of a lost rank after Gloo.
+        Does nothing if the session goes on. To know that, it waits 2 s: Gloo can notice a lost rank
+        before the daemon does.
         """
         end = self.end(_PATIENCE)
         if end is not None:

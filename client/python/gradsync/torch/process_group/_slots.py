@@ -26,7 +26,7 @@ IDLE_USES = 512
 # The daemon's time-out begins with the first rank's step, and its verdict names the late ranks. A
 # trainer waits so many seconds longer.
 _VERDICT_S = 5.0
-# Seconds between the errors of a session's layouts and its own.
+# Seconds to wait for the session's own error after the error of one of its layouts.
 _END_S = 5.0
 # How many sizes a group remembers as having come before.
 _SEEN_KEYS = 1024
@@ -107,7 +107,7 @@ class Slot:
         return True
 
     def start(self, transfer: Transfer, timeout: float, fail: Fail) -> StartedOperation:
-        """Fills the memory and tells the daemon; the slot is free. Waits for no other rank.
+        """Fills the memory and tells the daemon; the slot must be free. Waits for no other rank.
 
         After an error a step may be open: end the session.
         """

@@ -79,7 +79,8 @@ class ReductionWork(KeptWork):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the tensors.
 
-        Its callbacks run on a thread of this package. Once it is completed, a new one runs at once.
+        Its callbacks run on a thread of this package. A callback that is added after the future is
+        complete runs at once.
         """
         if self._future is None:
             self._future, complete = _future_of(self._tensors, self.wait, self._lane)
