@@ -344,7 +344,7 @@ class Session:
         self._call(lambda handle: _state_source.serve(handle, read))
 
     def current_layouts(self) -> list[CurrentLayout]:
-        """In a replacement: the job's layouts as they are now; it registers them. Else []."""
+        """In a replacement: the job's layouts as they are now, which it must register. Else []."""
         with self._handle.use() as usable:
             if not usable:
                 self._refuse()
@@ -728,7 +728,7 @@ class Session:
         """The layout that create(handle, out) puts into `out`; it returns an error or None."""
 
         def call(handle: _handle.SessionHandle) -> Layout:
-            _handle.destroy_garbage()  # the GPU may have no room for the layout besides
+            _handle.destroy_garbage()  # else the GPU may have no room for the layout
             pointer = ctypes.c_void_p()
             if error := create(handle, pointer):
                 raise_error(error)

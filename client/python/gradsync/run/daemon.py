@@ -19,7 +19,7 @@ from gradsync.run.process import Process
 _LONGEST_SOCKET_PATH = 103  # with "-fd" it still fits
 _SOCKET = "gradsyncd.sock"
 _NOTIFY_SOCKET = "notify.sock"
-# No other program uses this prefix, so a launcher may remove what one that has ended left.
+# No other program uses this prefix, so a launcher may remove the directory of an ended one.
 _PREFIX = "gradsync-run-"
 _CONNECT_S = 5.0
 # systemd's variables. They are meant for the launcher's own service.

@@ -14,7 +14,7 @@ from typing import Any, Optional
 from gradsync.run.output import Lines, Output, Speaker
 from gradsync.run.process import Process
 
-# Read at a time, and at most after a process has ended: more than a pipe holds.
+# Most bytes of one read, and of all reads after a process has ended: more than a pipe holds.
 _READ = 1 << 16
 _LAST_READ = 1 << 21
 

@@ -36,7 +36,7 @@ def _order(process: Process, speaker: Speaker) -> tuple[bool, float, bool]:
     learned = any(_LEARNED in line for line in speaker.last_lines)
     killed = _was_killed(process)
     raised_at = speaker.traceback_at if _has_raised(process, speaker) else None
-    # What the launcher noticed at once has one time. Then a death comes before an exception.
+    # Ends that the launcher notices together have one time. Then a killed process comes first.
     return (
         learned and not killed,
         process.ended_at if raised_at is None else raised_at,

@@ -11,8 +11,8 @@ class RestartPauses:
     """The pauses of each rank. They grow while the rank fails soon after its start.
 
     A rank that has run for longer than the longest pause has run well. It is restarted at once, and
-    its pauses grow anew. So a rank is started 6 times within the first 15 s, and from then on at
-    most once in 30 s.
+    its pauses grow anew. So a rank that always fails at once is started 6 times within the first
+    15 s, again 16 s later, and from then on once in 30 s.
 
     Args:
       ranks: how many there are.
