@@ -56,7 +56,7 @@ struct JobSnapshot {
   std::vector<RankSnapshot> former_ranks;
   std::vector<std::uint32_t> missing_ranks;  // have not joined: the lowest kListedRanks
   std::uint32_t missing_ranks_total = 0;     // also those that are not listed
-  // Lost, and their replacements have not come. All of them had sessions at the same time.
+  // Lost, and their replacements have not come. Not bounded: all had sessions at the same time.
   std::vector<std::uint32_t> held_ranks;
   std::optional<HealingSnapshot> healing;  // nullopt: no rank is being healed
   // They have joined, and a running step or operation waits for them.

@@ -44,9 +44,9 @@ class PeerServer {
   // daemon has a connection for each job.
   static constexpr int kStreamsPerConnection = 256;
   static constexpr std::size_t kMaxNodes = 4096;
-  // A daemon has one call on each connection. The most open calls of connections with more than
-  // kFewCalls: each takes some 13 KiB, and gRPC destroys those of a connection that has ended one
-  // after the other, on a thread that other connections may need.
+  // A daemon has one call on each connection. kMaxBusyCalls: the most open calls of connections
+  // with more than kFewCalls. Each call takes some 13 KiB. When a connection ends, gRPC destroys
+  // its calls one after the other, on a thread that other connections may need.
   static constexpr std::uint64_t kFewCalls = 4;
   static constexpr std::uint64_t kMaxBusyCalls = 1024;
 

@@ -36,7 +36,7 @@ class CallLimit {
 
   // `counted`: the server's count. True: ask for the connections' counts, too, and call ToEnd().
   bool NeedsConnections(const CallCounts& counted) {
-    // Calls that seemed never to end may have ended by now, such as those of a connection that was
+    // Some of the calls in quiet_ may have ended by now, such as those of a connection that was
     // closed meanwhile.
     quiet_ = std::min(quiet_, counted.open());
     return counted.open() > quiet_ + bounds_.most ||

@@ -65,8 +65,8 @@ namespace reason {
 inline constexpr Reason kCredentials("CREDENTIALS");
 // FAILED_PRECONDITION. World size or job options differ from the other ranks'. The session.
 inline constexpr Reason kJobMismatch("JOB_MISMATCH");
-// UNIMPLEMENTED. The daemon does not have the loss policy that the job asks for, or not for what a
-// rank asks for. The session; a registration; the job after BeginCollective.
+// UNIMPLEMENTED. The daemon does not have the loss policy that the job asks for, or the policy does
+// not allow what a rank asks for. The session; a registration; the job after BeginCollective.
 inline constexpr Reason kLossPolicy("LOSS_POLICY");
 // ALREADY_EXISTS. A live session has the rank, and the job is still forming or has the loss policy
 // hold. The session.

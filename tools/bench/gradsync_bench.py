@@ -126,7 +126,7 @@ Needs 'bazel build //tools/bench:gradsync-bench'. Progress goes to standard erro
 _HANDOFF = """\
 Measures how long a trainer spends in MarkReady ("this bucket is ready"), and
 how long a bucket takes from the last rank's MarkReady until that rank's wait
-returns. The first row is of an empty bucket, on GPUs of one with 8 bytes. The
+returns. The first row is of an empty bucket; on GPUs, of one with 8 bytes. The
 last columns are the parts of that time (medians): to the daemon, in its queue,
 being reduced, and back to the trainer.
 

@@ -25,7 +25,9 @@ namespace gradsync {
 //   INVALID_ARGUMENT   the path cannot be a socket's.
 //   DEADLINE_EXCEEDED  no answer within the timeout.
 //   UNIMPLEMENTED      the listener there is not a gradsyncd, or an older one.
-//   RESOURCE_EXHAUSTED the answer is too long, here or for the daemon.
+//   RESOURCE_EXHAUSTED the answer is too long, here or for the daemon; or the user already waits
+//                      for too many answers.
+//   CANCELLED          a newer question of the user took this one's place.
 class DaemonConnection {
  public:
   // `timeout` bounds the connection and all the calls together. `most_bytes` bounds each answer.

@@ -15,7 +15,7 @@ namespace gradsync {
 namespace {
 
 constexpr auto kRight = TextTable::Align::kRight;
-// The ranges of ranks that a cell of a short answer names.
+// The most ranges of ranks that a cell of a short answer names.
 constexpr std::size_t kShortRanges = 8;
 
 absl::string_view StateName(v1::DaemonState state) {
