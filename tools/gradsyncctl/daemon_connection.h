@@ -27,7 +27,8 @@ namespace gradsync {
 //   UNIMPLEMENTED      the listener there is not a gradsyncd, or an older one.
 //   RESOURCE_EXHAUSTED the answer is too long, here or for the daemon; or the user already waits
 //                      for too many answers.
-//   CANCELLED          a newer question of the user took this one's place.
+//   CANCELLED          a newer question of the user took this one's place, or the answer was not
+//                      read within 10 s.
 class DaemonConnection {
  public:
   // `timeout` bounds the connection and all the calls together. `most_bytes` bounds each answer.
