@@ -49,6 +49,9 @@ class PeerServer {
   // its calls one after the other, on a thread that other connections may need.
   static constexpr std::uint64_t kFewCalls = 4;
   static constexpr std::uint64_t kMaxBusyCalls = 1024;
+  // The most open calls of the other connections. Streams beyond kMaxNodes are refused one by one,
+  // and that takes a moment: no connection ends for them.
+  static constexpr std::uint64_t kMaxOtherCalls = kMaxNodes + 1024;
 
   // Binds the port. UNAVAILABLE: it cannot listen there.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(
@@ -115,7 +118,7 @@ class PeerServer {
   // some, or if the client has not acknowledged that limit.
   CallLimit call_limit_{{/*most=*/kMaxBusyCalls, /*enough=*/kStreamsPerConnection,
                          /*most_of_one=*/kStreamsPerConnection, /*few=*/kFewCalls,
-                         /*most_of_others=*/kMaxNodes}};
+                         /*most_of_others=*/kMaxOtherCalls}};
   Ticker watcher_{kWatchPeriod, [this] { return WatchCalls(); }};  // last
 };
 

@@ -120,9 +120,9 @@ absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {
   if (static_cast<std::size_t>(starting) < options_.max_starting) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kWorkersStarting,
                    absl::StrCat(starting,
-                                " workers are starting on this node, as many as may at once: try "
-                                "again in a few seconds, and register layouts only on GPUs that "
-                                "exist (nvidia-smi -L)"));
+                                " workers are starting on this node, as many as may start at "
+                                "once: try again in a few seconds, and register layouts only on "
+                                "GPUs that exist (nvidia-smi -L)"));
 }
 
 absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
@@ -131,7 +131,7 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
   if (absl::StartsWith(key.device, "MIG-")) {
     options.environment.push_back(absl::StrCat("CUDA_VISIBLE_DEVICES=", key.device));
   }
-  const std::uint64_t incarnation = ++last_incarnation_;
+  const std::uint64_t incarnation = worker->incarnation = ++last_incarnation_;
   auto process = WorkerProcess::Start(
       std::move(options), [weak = weak_from_this(), key, incarnation](const absl::Status& why) {
         if (const auto self = weak.lock()) self->OnEnded(key, incarnation, why);
@@ -141,7 +141,6 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
     return process.status();
   }
   worker->process = Share(*std::move(process));
-  worker->incarnation = incarnation;
   if (worker->policy.failures() > 0) ++worker->restarts;
   return absl::OkStatus();
 }

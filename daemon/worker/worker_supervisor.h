@@ -131,8 +131,9 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
  private:
   struct Worker {
     std::shared_ptr<WorkerProcess> process;  // null: not running
-    std::uint64_t incarnation = 0;           // of the process; a late callback has an older one
-    bool open = false;                       // Start has been replied to
+    // Of the process, even of one that could not be started. A late callback has an older one.
+    std::uint64_t incarnation = 0;
+    bool open = false;  // Start has been replied to
     worker::Started started;
     // Callers that wait for the reply to Start. If a process is ending, they wait for its end and
     // for the next process.

@@ -38,7 +38,7 @@ TEST_F(DaemonConnectionTest, TooLongAnAnswerNamesTheLimitAndTheNextStep) {
   EXPECT_EQ(refused.message(),
             absl::StrCat("the daemon at ", daemon_.socket(),
                          " has an answer of more than 64.0 KiB: ask about one job, as with "
-                         "'gradsyncctl status --job ID'"));
+                         "'gradsyncctl status --job ID', or for fewer steps"));
   EXPECT_TRUE(connection->GetStats("").ok()) << "the connection goes on";
 }
 
@@ -48,6 +48,16 @@ TEST_F(DaemonConnectionTest, RefusalWithTheSameCodeKeepsItsWords) {
   ASSERT_TRUE(connection.ok()) << connection.status();
   EXPECT_EQ(connection->GetStatus("").status().message(),
             absl::StrCat("the daemon at ", daemon_.socket(), ": too many questions"));
+}
+
+// The daemon's gRPC uses the same words for a long question.
+TEST_F(DaemonConnectionTest, RefusalOfALongQuestionKeepsItsWords) {
+  const std::string words = "Received message larger than max (70000 vs. 4096)";
+  daemon_.introspection().verdict = grpc::Status(grpc::RESOURCE_EXHAUSTED, words);
+  auto connection = Open();
+  ASSERT_TRUE(connection.ok()) << connection.status();
+  EXPECT_EQ(connection->GetStatus("").status().message(),
+            absl::StrCat("the daemon at ", daemon_.socket(), ": ", words));
 }
 
 }  // namespace

@@ -37,10 +37,11 @@ class WorkerSupervisorTest : public ::testing::Test {
   }
 
   void Begin(const std::string& script, absl::Duration hang_limit = absl::Seconds(20),
-             const std::string& cuda_library = "libcuda.so.1") {
+             const std::string& cuda_library = "libcuda.so.1",
+             const std::string& program = "tests/worker/scripted_worker") {
     WorkerSupervisorOptions options;
     options.cuda_library = cuda_library;
-    options.process.program = "tests/worker/scripted_worker";
+    options.process.program = program;
     options.process.environment = {"SCRIPT=" + script};
     options.process.ping_interval = absl::Hours(1);  // so only Tick pings
     options.process.hang_limit = hang_limit;
@@ -170,6 +171,14 @@ TEST_F(WorkerSupervisorTest, RemembersAFewEndedWorkersOfEachUser) {
   }
   EXPECT_EQ(remembered,
             (std::vector<std::string>{"a GPU-2", "a GPU-3", "a GPU-4", "a GPU-5", "b GPU-1"}));
+}
+
+TEST_F(WorkerSupervisorTest, RemembersAFewWorkersThatCouldNotBeStarted) {
+  Begin("", absl::Seconds(20), "libcuda.so.1", "tests/worker/no_such_program");
+  for (std::size_t i = 0; i < kMaxEnded + 3; ++i) {
+    EXPECT_FALSE(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).ok());
+  }
+  EXPECT_EQ(supervisor_->Workers().size(), kMaxEnded + 1);
 }
 
 TEST_F(WorkerSupervisorTest, FailedStartDelaysTheNextOne) {

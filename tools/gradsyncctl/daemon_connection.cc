@@ -88,11 +88,12 @@ absl::StatusOr<daemon::UniqueFd> Connect(const std::string& socket_path, absl::D
   return fd;
 }
 
-// Whether gRPC refused the answer here, because of its length. The daemon's refusals have the same
-// code.
-bool IsTooLong(const grpc::Status& status) {
+// Whether gRPC refused the answer here, because it has more than `most_bytes`. The daemon's
+// refusals have the same code, and those of a long question the same words with another number.
+bool IsTooLong(const grpc::Status& status, std::size_t most_bytes) {
   return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
-         absl::StartsWith(status.error_message(), "Received message larger than max");
+         absl::StrContains(status.error_message(), "Received message larger than max") &&
+         absl::EndsWith(status.error_message(), absl::StrCat("vs. ", most_bytes, ")"));
 }
 
 // Runs one unary call of a stub.
@@ -170,10 +171,10 @@ absl::StatusOr<ServiceHealth> DaemonConnection::CheckHealth(const std::string& s
 }
 
 absl::Status DaemonConnection::Translate(const grpc::Status& status) const {
-  if (IsTooLong(status)) {
+  if (IsTooLong(status, most_bytes_)) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the daemon at ", socket_, " has an answer of more than ", FormatBytes(most_bytes_),
-        ": ask about one job, as with 'gradsyncctl status --job ID'"));
+        ": ask about one job, as with 'gradsyncctl status --job ID', or for fewer steps"));
   }
   switch (status.error_code()) {
     case grpc::StatusCode::OK:
