@@ -3,6 +3,8 @@
 #include <grpcpp/server_builder.h>
 
 #include <chrono>
+#include <future>
+#include <thread>
 #include <utility>
 
 namespace gradsync::fault {
@@ -41,12 +43,25 @@ v1::AttachResponse FakeCoordinator::ConnectEngine(std::uint64_t epoch) {
 }
 
 bool FakeCoordinator::AwaitRefusedEngine(Stream* stream) {
+  // It pings as every coordinator does: on a slow machine a refusal takes longer than the daemon
+  // waits for a silent one.
+  std::promise<void> done;
+  std::thread pings([stream, is_done = done.get_future()] {
+    v1::AttachResponse ping;
+    ping.mutable_ping()->set_number(1);
+    while (is_done.wait_for(std::chrono::seconds(1)) != std::future_status::ready &&
+           stream->Write(ping)) {
+    }
+  });
   v1::AttachRequest message;
-  while (stream->Read(&message)) {
+  bool refused = false;
+  while (!refused && stream->Read(&message)) {
     const std::string& why = message.launch_done().status().message();
-    if (why.find("has connected 4 engines") != std::string::npos) return true;
+    refused = why.find("has connected 4 engines") != std::string::npos;
   }
-  return false;
+  done.set_value();
+  pings.join();
+  return refused;
 }
 
 std::function<void(FakeCoordinator::Stream*)> FakeCoordinator::AskForEngines(

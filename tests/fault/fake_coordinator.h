@@ -29,8 +29,8 @@ class FakeCoordinator final : public v1::Peer::Service {
   static v1::AttachResponse Welcome();
   // Asks for an engine with a node that does not answer.
   static v1::AttachResponse ConnectEngine(std::uint64_t epoch);
-  // Reads until an engine was refused because the job has four that have not ended. False: the
-  // stream has ended.
+  // Reads, and pings, until an engine was refused because the job has four that have not ended.
+  // False: the stream has ended.
   static bool AwaitRefusedEngine(Stream* stream);
   // A script that asks for a new engine whenever one is refused: so the job nearly always has as
   // many as it may. Sets *full when the first one is refused.
