@@ -542,18 +542,15 @@ TEST_F(PeerPort, ACoordinatorsLongMessageTakesLittleMemory) {
 
 TEST_F(PeerPort, ACoordinatorHasAFewEnginesAtATime) {
   constexpr int kMost = 4;
-  constexpr std::uint64_t kAsked = 40;
   std::atomic<int> refused{0};
   std::atomic<std::size_t> most{0};
   FakeCoordinator fake([&](FakeCoordinator::Stream* stream) {
     v1::AttachRequest message;
     stream->Read(&message);  // Hello
     stream->Write(FakeCoordinator::Welcome());
-    for (std::uint64_t epoch = 1; epoch <= kAsked; ++epoch) {
-      stream->Write(FakeCoordinator::ConnectEngine(epoch));
-    }
+    std::uint64_t asked = 0;
     // Each engine that is refused is answered at once.
-    while (refused < 20 && FakeCoordinator::AwaitRefusedEngine(stream)) {
+    while (refused < 20 && FakeCoordinator::AskUntilRefused(stream, &asked)) {
       most = std::max(most.load(), alpha_.Processes().size());
       ++refused;
     }

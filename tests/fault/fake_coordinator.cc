@@ -3,8 +3,6 @@
 #include <grpcpp/server_builder.h>
 
 #include <chrono>
-#include <future>
-#include <thread>
 #include <utility>
 
 namespace gradsync::fault {
@@ -42,38 +40,24 @@ v1::AttachResponse FakeCoordinator::ConnectEngine(std::uint64_t epoch) {
   return message;
 }
 
-bool FakeCoordinator::AwaitRefusedEngine(Stream* stream) {
-  // It pings as every coordinator does: on a slow machine a refusal takes longer than the daemon
-  // waits for a silent one.
-  std::promise<void> done;
-  std::thread pings([stream, is_done = done.get_future()] {
-    v1::AttachResponse ping;
-    ping.mutable_ping()->set_number(1);
-    while (is_done.wait_for(std::chrono::seconds(1)) != std::future_status::ready &&
-           stream->Write(ping)) {
-    }
-  });
+bool FakeCoordinator::AskUntilRefused(Stream* stream, std::uint64_t* asked) {
+  while (*asked < kEnginesAtOnce) stream->Write(ConnectEngine(++*asked));
   v1::AttachRequest message;
-  bool refused = false;
-  while (!refused && stream->Read(&message)) {
+  while (stream->Read(&message)) {
+    if (!message.has_launch_done()) continue;
+    stream->Write(ConnectEngine(++*asked));
     const std::string& why = message.launch_done().status().message();
-    refused = why.find("has connected 4 engines") != std::string::npos;
+    if (why.find("has connected 4 engines") != std::string::npos) return true;
   }
-  done.set_value();
-  pings.join();
-  return refused;
+  return false;
 }
 
 std::function<void(FakeCoordinator::Stream*)> FakeCoordinator::AskForEngines(
     std::atomic<bool>* full) {
   return [full](Stream* stream) {
     stream->Write(Welcome());
-    std::uint64_t epoch = 0;
-    while (epoch < 32) stream->Write(ConnectEngine(++epoch));
-    while (AwaitRefusedEngine(stream)) {
-      *full = true;
-      stream->Write(ConnectEngine(++epoch));
-    }
+    std::uint64_t asked = 0;
+    while (AskUntilRefused(stream, &asked)) *full = true;
   };
 }
 

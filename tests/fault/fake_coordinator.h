@@ -29,14 +29,17 @@ class FakeCoordinator final : public v1::Peer::Service {
   static v1::AttachResponse Welcome();
   // Asks for an engine with a node that does not answer.
   static v1::AttachResponse ConnectEngine(std::uint64_t epoch);
-  // Reads, and pings, until an engine was refused because the job has four that have not ended.
-  // False: the stream has ended.
-  static bool AwaitRefusedEngine(Stream* stream);
-  // A script that asks for a new engine whenever one is refused: so the job nearly always has as
-  // many as it may. Sets *full when the first one is refused.
+  // Asks for kEnginesAtOnce engines, and for a new one whenever one has ended or was refused, until
+  // one was refused because the job has four that have not ended. `*asked`: how many it has asked
+  // for on this stream, 0 at first. False: the stream has ended.
+  static bool AskUntilRefused(Stream* stream, std::uint64_t* asked);
+  // A script that does so until the stream ends: so the job nearly always has as many engines as it
+  // may. Sets *full when the first one is refused.
   static std::function<void(Stream*)> AskForEngines(std::atomic<bool>* full);
 
  private:
+  static constexpr std::uint64_t kEnginesAtOnce = 32;
+
   grpc::Status Attach(grpc::ServerContext* context, Stream* stream) override;
 
   const std::function<void(Stream*)> script_;
