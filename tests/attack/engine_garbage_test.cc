@@ -64,13 +64,8 @@ class Talk {
     const std::lock_guard<std::mutex> lock(mutex_);
     stream_->Write(message);
   }
-  // The next message of this kind. Not set: the stream has ended.
   v1::AttachRequest Hear(v1::AttachRequest::KindCase kind) {
-    v1::AttachRequest message;
-    while (stream_->Read(&message)) {
-      if (message.kind_case() == kind) return message;
-    }
-    return {};
+    return FakeCoordinator::Await(stream_, kind);
   }
 
  private:

@@ -480,12 +480,11 @@ TEST_F(PeerPort, ACoordinatorThatDoesNotReadTakesLittleMemory) {
   if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
   std::promise<void> stop;
   FakeCoordinator fake([stopped = stop.get_future().share()](FakeCoordinator::Stream* stream) {
-    v1::AttachRequest message;
-    stream->Read(&message);  // Hello
+    FakeCoordinator::Await(stream, v1::AttachRequest::kHello);
     stream->Write(FakeCoordinator::Welcome());
-    stream->Read(&message);  // OpenSession
+    const v1::AttachRequest open = FakeCoordinator::Await(stream, v1::AttachRequest::kRankRequest);
     v1::AttachResponse answer;
-    answer.mutable_rank_response()->set_incarnation(message.rank_request().incarnation());
+    answer.mutable_rank_response()->set_incarnation(open.rank_request().incarnation());
     answer.mutable_rank_response()->mutable_response()->mutable_session_opened()->set_protocol(1);
     answer.mutable_rank_response()->mutable_response()->mutable_session_opened()->set_generation(1);
     stream->Write(answer);

@@ -25,6 +25,14 @@ v1::AttachResponse FakeCoordinator::Welcome() {
   return message;
 }
 
+v1::AttachRequest FakeCoordinator::Await(Stream* stream, v1::AttachRequest::KindCase kind) {
+  v1::AttachRequest message;
+  while (stream->Read(&message)) {
+    if (message.kind_case() == kind) return message;
+  }
+  return {};
+}
+
 v1::AttachResponse FakeCoordinator::ConnectEngine(std::uint64_t epoch) {
   v1::AttachResponse message;
   v1::ConnectEngine* const connect = message.mutable_connect_engine();

@@ -27,6 +27,9 @@ class FakeCoordinator final : public v1::Peer::Service {
   std::string address() const;
 
   static v1::AttachResponse Welcome();
+  // Reads on until a message of this kind. Not set: the stream has ended. The daemon sends a Pong
+  // unasked while a message waits for its turn there, so any message may come between two others.
+  static v1::AttachRequest Await(Stream* stream, v1::AttachRequest::KindCase kind);
   // Asks for an engine with a node that does not answer.
   static v1::AttachResponse ConnectEngine(std::uint64_t epoch);
   // Asks for kEnginesAtOnce engines, and for a new one whenever one has ended or was refused, until
