@@ -62,7 +62,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     Worker* worker = found != workers_.end() ? &found->second : nullptr;
     absl::Status status;
     if (worker == nullptr || worker->process == nullptr) {
-      status = MayStartLocked(worker);
+      status = MayStartLocked(key, worker);
       if (status.ok()) {
         if (worker == nullptr) ForgetEndedLocked(key.uid);
         worker = &workers_[key];
@@ -106,7 +106,7 @@ void WorkerSupervisor::ForgetEndedLocked(uid_t user) {
   }
 }
 
-absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {
+absl::Status WorkerSupervisor::MayStartLocked(const WorkerKey& key, const Worker* worker) const {
   if (shut_down_) return Stopping();
   if (options_.cuda_library == WorkerSupervisorOptions::kNoGpus) return NoGpus();
   if (worker != nullptr) {
@@ -114,15 +114,15 @@ absl::Status WorkerSupervisor::MayStartLocked(const Worker* worker) const {
       return status;
     }
   }
-  const auto starting = std::count_if(workers_.begin(), workers_.end(), [](const auto& entry) {
-    return entry.second.process != nullptr && !entry.second.open;
+  const auto starting = std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
+    return entry.first.uid == key.uid && entry.second.process != nullptr && !entry.second.open;
   });
-  if (static_cast<std::size_t>(starting) < options_.max_starting) return absl::OkStatus();
+  if (static_cast<std::size_t>(starting) < options_.max_starting_per_user) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kWorkersStarting,
-                   absl::StrCat(starting,
-                                " workers are starting on this node, as many as may start at "
-                                "once: try again in a few seconds, and register layouts only on "
-                                "GPUs that exist (nvidia-smi -L)"));
+                   absl::StrCat(starting, " workers of user ", key.uid,
+                                " are starting on this node, as many as may start at once: try "
+                                "again in a few seconds, and register layouts only on GPUs that "
+                                "exist (nvidia-smi -L)"));
 }
 
 absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {

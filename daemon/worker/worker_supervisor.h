@@ -47,9 +47,9 @@ struct WorkerSupervisorOptions {
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers may be starting at a time. One job exceeds this only with requests for GPUs
-  // that do not exist: a node has at most 56 MIG instances (7 on each of 8 GPUs).
-  std::size_t max_starting = 64;
+  // How many workers of a user may be starting at a time. One job exceeds this only with requests
+  // for GPUs that do not exist: a node has at most 56 MIG instances (7 on each of 8 GPUs).
+  std::size_t max_starting_per_user = 64;
   // How many ended workers of a user are remembered when another one starts. A trainer may ask for
   // many GPUs that do not exist.
   std::size_t max_ended_per_user = 64;
@@ -107,7 +107,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
 
   // Calls `ready` once, with a worker that has opened its GPU, or with an error: those of
   // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers, CudaDriver::Open and StatusOfInit;
-  // WORKER_LOST; WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING for max_starting.
+  // WORKER_LOST; WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING for
+  // max_starting_per_user.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
   // Stops workers that have been idle for too long, and makes the others check their GPUs. True if
@@ -150,7 +151,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // Forgets all ended workers of the user but the newest max_ended_per_user.
   void ForgetEndedLocked(uid_t user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `worker` is null if it was never started.
-  absl::Status MayStartLocked(const Worker* worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status MayStartLocked(const WorkerKey& key, const Worker* worker) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   worker::Call StartCall(const WorkerKey& key) const;

@@ -27,7 +27,7 @@ struct Case {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const char* attack : {"inline_reductions", "tiny_buckets", "many_sessions", "large_buckets",
-                             "mapping", "abandoned_steps", "short_timeouts"}) {
+                             "mapping", "abandoned_steps", "short_timeouts", "worker_starts"}) {
     // Buckets that are reduced on the thread that reads the message, and on the reduce threads.
     cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}, 300});
     cases.push_back({attack, "LargeBuckets", {"--buckets=2", "--count=1048576"}, 150});
@@ -42,7 +42,7 @@ class Fairness : public testing::TestWithParam<Case> {};
 TEST_P(Fairness, ANeighboursStepsKeepTheirTime) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const int steps = GetParam().steps;
-  const TestDaemon daemon;
+  const TestDaemon daemon({"--cuda_library=libcuda.so.1"});
   LetEveryoneIn(daemon);
   const std::uint64_t begin_ns = NowNs();
   InnocentJob job(daemon, GetParam().options);

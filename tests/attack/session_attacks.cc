@@ -227,6 +227,22 @@ void RegistrationsAcross(const Target& target) {
   });
 }
 
+// Registers layouts on GPUs that do not exist, without a pause: a worker looks for each.
+void WorkerStarts(const Target& target) {
+  OnThreads(4, [&](int thread, const Begun& begun) {
+    RawSession rank(target.socket);
+    const std::string job = "workers" + std::to_string(thread);
+    bool refused = rank.Open(0, 1, job).has_value();
+    for (std::uint64_t id = 1; refused; ++id) {
+      v1::SessionRequest layout = RawSession::LayoutRequest(1, 1);
+      layout.mutable_register_layout()->set_request_id(id);
+      layout.mutable_register_layout()->set_device("GPU-" + std::to_string(id));
+      refused = rank.Send(layout) && rank.Await(v1::SessionResponse::kOperationFailed).has_value();
+      begun();
+    }
+  });
+}
+
 }  // namespace
 
 Attacks SessionAttacks() {
@@ -242,6 +258,7 @@ Attacks SessionAttacks() {
       {"abandoned_steps", {AbandonedSteps}},
       {"short_timeouts", {ShortTimeouts}},
       {"punched_holes", {PunchedHoles}},
+      {"worker_starts", {WorkerStarts}},
       {"steps_across", {StepsAcross, /*on_peer_port=*/false, /*across=*/true}},
       {"registrations_across", {RegistrationsAcross, /*on_peer_port=*/false, /*across=*/true}},
   };

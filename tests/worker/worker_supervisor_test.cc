@@ -47,7 +47,7 @@ class WorkerSupervisorTest : public ::testing::Test {
     options.process.hang_limit = hang_limit;
     options.idle_limit_ns = 60 * kSecondNs;
     options.check_interval_ns = kCheckIntervalNs;
-    options.max_starting = kMaxStarting;
+    options.max_starting_per_user = kMaxStarting;
     options.max_ended_per_user = kMaxEnded;
     supervisor_ = WorkerSupervisor::Make(
         options,
@@ -191,7 +191,7 @@ TEST_F(WorkerSupervisorTest, FailedStartDelaysTheNextOne) {
   EXPECT_THAT(paused.message(), HasSubstr("failed 2 times, last: "));
 }
 
-TEST_F(WorkerSupervisorTest, LimitsStartingWorkers) {
+TEST_F(WorkerSupervisorTest, LimitsStartingWorkersOfAUser) {
   Begin("never starts");
   const std::vector<WorkerKey> keys = {
       {"a", "GPU-1"}, {"a", "GPU-2"}, {"a", "GPU-1"}, {"b", "GPU-3"}};
@@ -205,7 +205,13 @@ TEST_F(WorkerSupervisorTest, LimitsStartingWorkers) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(ReasonOf(refused), "WORKERS_STARTING");
   EXPECT_EQ(supervisor_->Workers().size(), kMaxStarting) << "a refused worker is not kept";
+  Event other;
+  WorkerKey other_users = {"a", "GPU-3"};
+  other_users.uid = 1000;
+  supervisor_->Ensure(other_users, [&other](const auto& worker) { other.Set(worker.status()); });
+  EXPECT_FALSE(other.Wait(std::chrono::milliseconds(0)).has_value()) << "another user's starts";
   supervisor_->Shutdown();
+  EXPECT_FALSE(other.Wait().value().ok());
   for (Event& event : ended) EXPECT_FALSE(event.Wait().value().ok());
 }
 

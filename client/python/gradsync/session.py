@@ -228,8 +228,8 @@ class Session:
             completed a step since. CUDA_NOT_BUILT: the daemon was built without CUDA. Other
             reasons say why the GPU cannot be used.
           DeadlineExceededError: names the ranks that did not come.
-          ResourceExhaustedError: a quota, or the GPU's memory. WORKERS_STARTING: too many workers
-            are starting on this node.
+          ResourceExhaustedError: a quota, or the GPU's memory. WORKERS_STARTING: too many of the
+            user's workers are starting on this node.
           UnavailableError: WORKER_LOST, WORKER_RESTARTING: the GPU's worker has failed.
           UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA, or the daemon
             has no workers for GPUs. LOSS_POLICY: a layout on a GPU, with on_rank_loss="hold".
