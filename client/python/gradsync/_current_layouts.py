@@ -12,7 +12,7 @@ from gradsync.state import CurrentLayout
 
 
 def read(handle: _handle.SessionHandle) -> list[CurrentLayout]:
-    """The layouts that a replacement registers; of another session []."""
+    """The layouts that a replacement registers; [] if this session is no replacement."""
     pointer = ctypes.c_void_p()
     if error := library.get_current_layouts(handle, pointer):
         raise_error(error)

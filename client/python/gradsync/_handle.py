@@ -36,7 +36,10 @@ class Handle(ctypes.c_void_p):
 
     @classmethod
     def adopt_on_gpu(cls, pointer: int, destroy: Callable[[int], Any]) -> Any:
-        """As adopt(). If the garbage collector finds it, destroy_garbage() destroys it."""
+        """As adopt(), but does not destroy the object during a garbage collection or a capture.
+
+        destroy_garbage() destroys it later.
+        """
         return cls.adopt(pointer, lambda found: _destroy_on_gpu(destroy, found))
 
 
@@ -44,7 +47,8 @@ class Handle(ctypes.c_void_p):
 # being captured into a CUDA graph, that fails and spoils the capture, in whatever thread and mode.
 # The garbage collector may run then, so it destroys no such object.
 
-# Objects that the collector has found, each with the function that destroys it.
+# Objects that the collector found, or that were dropped during a capture, each with the function
+# that destroys it.
 _garbage: collections.deque[tuple[Callable[[int], Any], int]] = collections.deque()
 # The thread on which the collector runs; None if it does not run.
 _collecting: Optional[int] = None
@@ -71,7 +75,7 @@ def _capturing() -> bool:
 
 
 def destroy_garbage() -> None:
-    """Destroys what the garbage collector has found on GPUs. Waits for their streams."""
+    """Destroys the objects on GPUs that were kept for it. Waits for the GPUs' streams."""
     with contextlib.suppress(IndexError):  # another thread may take the last one
         while True:
             destroy, pointer = _garbage.popleft()

@@ -97,7 +97,7 @@ def for_main_thread() -> Iterator[None]:
     """Lets Ctrl-C end one of this context's waits, while the main thread waits for this thread.
 
     Does nothing on the main thread, where Ctrl-C raises KeyboardInterrupt anyway. Does nothing if
-    the user has a handler for SIGINT, because such a handler may not raise an exception.
+    the user has a handler for SIGINT, because such a handler need not raise an exception.
     """
     _thread.for_main = True
     try:

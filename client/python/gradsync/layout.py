@@ -38,7 +38,9 @@ class Layout:
     Thread-safe. Once the session has ended, every method raises why: `AbortedError` (a rank was
     lost, or a newer generation took over), `UnavailableError` (the daemon is lost or drains),
     `FailedPreconditionError` (LEFT, CLOSED). In the child of a fork every call raises
-    `FailedPreconditionError`, reason FORKED. Each method lists only its other errors.
+    `FailedPreconditionError`, reason FORKED. Each method lists only its other errors. If a step
+    is void because of STEP_TIMEOUT or LAYOUT_RELEASED, the calls for it raise that error of
+    wait_step() instead of `AbortedError`.
     """
 
     def __init__(self, session: _handle.SessionHandle, pointer: int, device: str = "") -> None:
@@ -186,7 +188,7 @@ class Layout:
         void. With on_rank_loss="hold" it is then read-only until the verdict: see wait_bucket().
 
         Raises:
-          InvalidArgumentError: UNKNOWN_BUCKET.
+          InvalidArgumentError: UNKNOWN_BUCKET; or the layout is on a GPU.
           FailedPreconditionError: ALREADY_READY: the bucket was marked in this step; STALE_STEP:
             the step was decided; PROTOCOL_VIOLATION: the step is beyond next_step, or end_step()
             was called.
@@ -205,6 +207,7 @@ class Layout:
         Call it before the parameter's bucket is marked ready. The gradient becomes zeros, and
         end_step() reports the parameter as unused. If no rank used it, wait_step() restores what
         the gradient held before, unless the next step's first mark_ready() came before wait_step().
+        On a GPU it restores nothing.
 
         Raises:
           InvalidArgumentError: UNKNOWN_PARAMETER.
@@ -223,15 +226,18 @@ class Layout:
             mark_unused() named are unused in any case.
 
         Raises:
-          FailedPreconditionError: names the first bucket that was not marked ready.
+          FailedPreconditionError: STALE_STEP: the step was decided; PROTOCOL_VIOLATION: the step is
+            beyond next_step, or was ended before, or a bucket was not marked ready: names the
+            first.
           InvalidArgumentError: `used` does not have one element for each parameter.
+          AbortedError: the step is void; says which rank voided it and why.
         """
         self._call(library.end_step, step, self._used_flags("end_step()", step, used))
 
     def finish_step(self, step: int, used: Optional[Sequence[bool]] = None) -> None:
         """Marks every bucket that is left as ready and ends the step, in one message.
 
-        This saves the messages of mark_ready() for these buckets.
+        This saves the messages of mark_ready() for these buckets. If the call fails, it marks none.
 
         Args:
           step: the step.
@@ -240,8 +246,8 @@ class Layout:
         Raises:
           FailedPreconditionError: STALE_STEP: the step was decided; PROTOCOL_VIOLATION: the step is
             beyond next_step, or was ended before.
-          InvalidArgumentError: `used` does not have one element for each parameter; no bucket was
-            marked.
+          InvalidArgumentError: `used` does not have one element for each parameter; or the layout
+            is on a GPU.
           AbortedError: the step is void; says which rank voided it and why.
         """
         self._call(library.finish_step, step, self._used_flags("finish_step()", step, used))
@@ -262,11 +268,10 @@ class Layout:
         Raises:
           FailedPreconditionError: as mark_ready(). CAPTURING: a stream is being captured into a
             CUDA graph. PROTOCOL_VIOLATION: also when two earlier steps are open.
-          InvalidArgumentError: BAD_STREAM: the driver has refused a stream; or the layout is in
-            host memory.
+          InvalidArgumentError: UNKNOWN_BUCKET; BAD_STREAM: the driver has refused a stream; or
+            `streams` is empty, or the layout is in host memory.
           AbortedError: the step is void; says which rank voided it and why.
           UnavailableError: GPU_FAULT.
-          UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA.
         """
         self._call(library.mark_ready_on_streams, step, bucket, _handles(streams), len(streams))
 
@@ -284,8 +289,9 @@ class Layout:
 
         Raises:
           FailedPreconditionError: as finish_step(); CAPTURING, as mark_ready_on_streams().
-          InvalidArgumentError: as finish_step() and mark_ready_on_streams().
-          AbortedError, UnavailableError, UnimplementedError: as mark_ready_on_streams().
+          InvalidArgumentError: `used` does not have one element for each parameter; or as
+            mark_ready_on_streams().
+          AbortedError, UnavailableError: as mark_ready_on_streams().
         """
         flags = self._used_flags("finish_step_on_streams()", step, used)
         self._call(library.finish_step_on_streams, step, flags, _handles(streams), len(streams))
@@ -304,7 +310,7 @@ class Layout:
           AbortedError: the step is void.
           FailedPreconditionError: PROTOCOL_VIOLATION: a bucket was not marked ready; CAPTURING;
             STALE_STEP.
-          InvalidArgumentError, UnavailableError, UnimplementedError: as mark_ready_on_streams().
+          InvalidArgumentError, UnavailableError: as mark_ready_on_streams().
         """
         which = _EVERY_BUCKET if bucket is None else bucket
         self._call(library.wait_on_stream, step, which, stream)
@@ -350,6 +356,10 @@ class Layout:
         """Says that this rank cannot finish the step: it is void on every rank, for `reason`.
 
         Then wait for the step as usual.
+
+        Raises:
+          FailedPreconditionError: STALE_STEP: the step is complete; PROTOCOL_VIOLATION: as
+            finish_step().
         """
         self._call(library.abandon_step, step, _text.encode(reason.replace("\0", ""), "reason"))
 
@@ -368,9 +378,11 @@ class Layout:
           timeout: seconds; None: no limit; 0: does not wait.
 
         Raises:
+          InvalidArgumentError: UNKNOWN_BUCKET.
           AbortedError: the step is void.
           DeadlineExceededError: WAIT_TIMEOUT: names the late ranks. The step continues.
-          FailedPreconditionError: STALE_STEP: the step was decided long ago.
+          FailedPreconditionError: STALE_STEP: the step's verdict is not kept any more; the last one
+            is, on a GPU the last two. PROTOCOL_VIOLATION: the step is beyond next_step.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         handle = self._handle
@@ -398,8 +410,9 @@ class Layout:
             passed. WAIT_TIMEOUT: `timeout` has passed, and the step continues. Both name the late
             ranks.
           FailedPreconditionError: LAYOUT_RELEASED: the step is void, because another rank has
-            released the layout; names it. STALE_STEP: the step was decided long ago.
+            released the layout; names it. STALE_STEP, PROTOCOL_VIOLATION: as wait_bucket().
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
+            STEP_IN_DOUBT: as above, because the daemon was lost.
         """
         handle = self._handle
         struct = step_result.new_struct()
@@ -412,7 +425,9 @@ class Layout:
         return step_result.result_of(struct)
 
     def close(self) -> None:
-        """Releases the layout: its name is free, and the daemon frees its memory. Never waits.
+        """Releases the layout: its name is free, and the daemon frees its memory.
+
+        Waits for no other rank. On a GPU it waits for the GPU's streams.
 
         The end of the last reference to the layout releases it, too. Views stay valid; every other
         call of it fails from now on. A step that is open is abandoned. Close a layout on every rank

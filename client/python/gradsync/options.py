@@ -88,9 +88,9 @@ class SessionOptions:
 
         RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set, except those whose option is
         given: `job_id` stands for the last two. TORCHELASTIC_RUN_ID, GRADSYNC_SOCKET and
-        GRADSYNC_JOB_TOKEN are read if they are set. The coordinator is GRADSYNC_COORDINATOR, else
-        MASTER_ADDR; it is "" if neither is set, or if LOCAL_WORLD_SIZE says that every rank is on
-        this node.
+        GRADSYNC_JOB_TOKEN are read if they are set. The coordinator is GRADSYNC_COORDINATOR. If
+        that is not set, it is MASTER_ADDR, or "" if LOCAL_WORLD_SIZE says that every rank is on
+        this node, or MASTER_ADDR is not set.
 
         Args:
           **options: fields of SessionOptions. Each wins over its variable.

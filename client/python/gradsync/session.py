@@ -41,10 +41,10 @@ class Statistics:
     Attributes:
       steps_complete: number of complete steps.
       steps_void: number of void steps.
-      buckets_marked: number of calls of mark_ready().
+      buckets_marked: number of buckets marked, by mark_ready() or finish_step().
       bytes_reduced: bytes of this rank's buckets in complete steps.
-      mark_ready_total: seconds spent inside mark_ready().
-      exposed_total: seconds from each step's last mark_ready() to its verdict, summed.
+      mark_ready_total: seconds spent inside mark_ready(), and inside finish_step() if it marks.
+      exposed_total: seconds from each step's last mark to its verdict, summed.
     """
 
     steps_complete: int
@@ -60,7 +60,8 @@ class Session:
 
     A context manager. A `with` block that ends without an exception leaves the job. If it ends with
     an exception, the rank is lost to the other ranks, and they learn of it at once. With
-    on_rank_loss="hold" they wait for its replacement, as soon as this process has ended.
+    on_rank_loss="hold" the rank counts as lost when this process has ended. Then the others wait
+    for its replacement.
 
     Without `with`, close() ends the session. So does the interpreter's exit, and the end of the
     last reference to the session or to one of its layouts. If leave() was not called before, the
@@ -103,13 +104,15 @@ class Session:
         Raises:
           InvalidArgumentError: an option is malformed; the message names it.
           UnavailableError: no daemon answered at the socket, or at `coordinator`, within
-            `connect_timeout`.
-          PermissionDeniedError: the socket's permissions forbid it, or the token is missing or
-            wrong.
+            `connect_timeout`; or the daemon drains.
+          PermissionDeniedError: the socket's permissions forbid it, or the token is missing. With
+            on_rank_loss="hold" also: the job that holds this rank has another token. Or the daemons
+            of the nodes refuse each other.
           AlreadyExistsError: another process has the rank, and the job is still forming or has
             on_rank_loss="hold".
           FailedPreconditionError: world size or options differ from the other ranks'. LEFT: with
-            on_rank_loss="hold", this rank has left the job.
+            on_rank_loss="hold", this rank has left the job. VERSION: library and daemon do not fit
+            together. NODE_MISMATCH: two daemons are configured differently.
           UnimplementedError: the daemon does not have the loss policy.
           ResourceExhaustedError: a quota of the daemon, memory, or open files.
           AbortedError: another rank was lost, or began a new generation of the job, while this one
@@ -199,8 +202,8 @@ class Session:
     ) -> Layout:
         """Registers parameters and maps their memory; returns when every rank has done the same.
 
-        Give either `parameters` or `explicit_buckets`. Parameters are named in the order of the
-        forward pass; the daemon cuts them into buckets from the last one to the first.
+        Give either `parameters` or `explicit_buckets`. List parameters in the order of the forward
+        pass; the daemon cuts them into buckets from the last one to the first.
 
         Args:
           name: the layout's.
@@ -228,11 +231,13 @@ class Session:
             completed a step since. CUDA_NOT_BUILT: the daemon was built without CUDA. Other
             reasons say why the GPU cannot be used.
           DeadlineExceededError: names the ranks that did not come.
-          ResourceExhaustedError: a quota, or the GPU's memory. WORKERS_STARTING: too many of the
-            user's workers are starting on this node.
+          ResourceExhaustedError: a quota, memory, or the GPU's memory. MPS_FULL. WORKERS_STARTING:
+            too many of the user's workers are starting on this node.
           UnavailableError: WORKER_LOST, WORKER_RESTARTING: the GPU's worker has failed.
           UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA, or the daemon
             has no workers for GPUs. LOSS_POLICY: a layout on a GPU, with on_rank_loss="hold".
+          Error: LAYOUT_REFUSED: another rank did not get its memory; has the code of that rank's
+            error.
         """
         spec = layout_spec.spec_struct(
             name,
@@ -294,7 +299,8 @@ class Session:
             replaced already; LAYOUT_REPLACED: it was replaced before; LAYOUT_MISMATCH: the new
             layouts differ, or ranks replace different layouts; RANKS_LEFT: a rank has left for this
             epoch.
-          InvalidArgumentError, DeadlineExceededError, ResourceExhaustedError: as register_layout().
+          InvalidArgumentError: as register_layout(); or `layout` is of another session.
+          Error: every other error of register_layout().
         """
         spec = layout_spec.spec_struct(
             name,
@@ -362,6 +368,7 @@ class Session:
 
         Raises:
           UnavailableError: STATE_UNAVAILABLE: every rank that has the state refused or was silent.
+            DAEMON_SILENT: the daemon is stopped or hangs; call again.
           DeadlineExceededError: STATE_UNAVAILABLE: no rank gave it in time.
           FailedPreconditionError: PROTOCOL_VIOLATION: this session is no replacement, or it has
             the state already. STATE_REFUSED: what arrived is malformed; the session ends.
@@ -397,6 +404,7 @@ class Session:
           DeadlineExceededError: WAIT_TIMEOUT, which can be repeated. STATE_UNAVAILABLE: the
             time-out of fetch_state() has passed, or this call came later than 2 min after it (and
             1 s more per 100 MB); call fetch_state() again.
+          UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
         self._operate(library.confirm_state, ns)
@@ -413,7 +421,7 @@ class Session:
 
         Raises:
           FailedPreconditionError: RANKS_DIVERGED, on every rank: names the ranks and the first
-            item that differs. OPERATION_MISMATCH.
+            item that differs. OPERATION_MISMATCH, PROTOCOL_VIOLATION: as barrier().
           DeadlineExceededError, UnavailableError: as barrier().
           InvalidArgumentError: names the item that is malformed.
         """
@@ -437,9 +445,11 @@ class Session:
 
         Raises:
           FailedPreconditionError: OPERATION_MISMATCH: the ranks disagree about which operation is
-            next; names both ranks and both operations.
+            next; names both ranks and both operations. PROTOCOL_VIOLATION: this session is a
+            replacement without a complete step.
           DeadlineExceededError: names the ranks that did not come; every rank gets this error.
-          UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs.
+          UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs. This session takes no
+            more operations.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)
         self._operate(library.barrier, ns)
@@ -456,7 +466,8 @@ class Session:
         Raises:
           InvalidArgumentError: there is no such root, or the buffer is read-only or not
             contiguous.
-          FailedPreconditionError, DeadlineExceededError, UnavailableError: as barrier().
+          FailedPreconditionError: as barrier(). PROTOCOL_VIOLATION: also if the root has left.
+          DeadlineExceededError, UnavailableError: as barrier().
         """
         memory = writable(buffer)
         self.broadcast_address(
@@ -501,8 +512,8 @@ class Session:
           timeout: seconds; None: 30 min.
 
         Raises:
-          InvalidArgumentError: the buffer is read-only, not contiguous or too large, or gradsync
-            does not reduce its dtype.
+          InvalidArgumentError: the buffer is read-only, not contiguous or too large, gradsync does
+            not reduce its dtype, or `op` is unknown or the average of integers.
           FailedPreconditionError, DeadlineExceededError, UnavailableError: as barrier().
         """
         if dtype is None:
@@ -540,6 +551,8 @@ class Session:
 
         Never blocks. If ranks say different things in the same place, the job ends for all, with
         `FailedPreconditionError`, reason OPERATION_MISMATCH. It names two ranks and what they said.
+        With on_rank_loss="hold" every call ends the job for all, with `UnimplementedError`, reason
+        LOSS_POLICY.
 
         Args:
           description: kind and arguments, the same on every rank; 1 to 256 bytes.
@@ -607,9 +620,11 @@ class Session:
 
         Raises:
           FailedPreconditionError: a step of this rank is open. PROTOCOL_VIOLATION: with
-            on_rank_loss="hold", an exception is being handled, as in the `finally` block that it
-            passes: the rank's work is not done.
-          AbortedError: RANK_FINISHED: with on_rank_loss="hold", another rank has begun a step.
+            on_rank_loss="hold", an exception is being handled, for example in a `finally` block:
+            then the rank's work is not done.
+          AbortedError: RANK_FINISHED: with on_rank_loss="hold", another rank has begun a step or a
+            layout.
+          DeadlineExceededError: WAIT_TIMEOUT: the daemon does not answer.
         """
         self._check_may_leave("leave()")
         self._operate(library.session_leave)
@@ -623,7 +638,7 @@ class Session:
         reason RANK_FINISHED. With on_rank_loss="hold" it waits as leave() does.
 
         Raises:
-          FailedPreconditionError, AbortedError: as leave().
+          FailedPreconditionError, AbortedError, DeadlineExceededError: as leave().
         """
         self._check_may_leave("finish()")
         self._operate(library.session_finish)

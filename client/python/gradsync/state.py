@@ -23,8 +23,8 @@ class StateMemory(NamedTuple):
     owner: object
 
 
-# Returns the items of the state, in one order: a name, and the memory that has the value. The
-# memory is a contiguous buffer (a NumPy array, bytes, ...), or a StateMemory.
+# Returns the items of the state, in the same order on every rank. An item is a name, and the memory
+# that has the value: a contiguous buffer (a NumPy array, bytes, ...), or a StateMemory.
 StateReader = Callable[[], Sequence[tuple[str, Any]]]
 
 

@@ -14,7 +14,7 @@ from gradsync._library import library
 
 @dataclasses.dataclass(frozen=True)
 class BucketTimes:
-    """The times of one bucket in a step, in nanoseconds of CLOCK_MONOTONIC.
+    """The times of one bucket in a step, in nanoseconds of CLOCK_MONOTONIC on rank 0's node.
 
     Attributes:
       ready_ns: when each rank marked it ready; 0 for a rank that took no part.
@@ -33,7 +33,7 @@ class GradientStats:
 
     Attributes:
       sum_of_squares: of all elements; NaN or infinite if an element is. Integers, minima and maxima
-        are not measured: NaN.
+        are not measured: NaN. 0 for the bucket of the model's buffers.
       non_finite: number of elements that are NaN or infinite.
     """
 

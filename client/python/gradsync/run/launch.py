@@ -32,7 +32,7 @@ _LAST_OUTPUT_S = 5.0
 
 
 class _Ended(Exception):
-    """The launch ends before a rank has started. The exit status is the argument."""
+    """The launch ends at once. The exit status is the argument."""
 
 
 class Launch:
@@ -52,7 +52,7 @@ class Launch:
         self._speakers: dict[Process, Speaker] = {}
         self._signal: Optional[int] = None  # that ends the launch
         self._hurry = False  # a further one has come
-        self._ending = False  # every rank has ended
+        self._ending = False  # _end_all() has begun
         self._kill_at = math.inf
 
     def run(self) -> int:

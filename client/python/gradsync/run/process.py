@@ -36,7 +36,7 @@ class Process:
       name: for people: "rank 0", "gradsyncd".
       pid: of the process, and of its process group.
       pidfd: can be read when the process has ended.
-      stdout: of its pipe; its bytes are read without blocking.
+      stdout: the descriptor of its pipe, which is read without blocking.
       stderr: likewise.
       status: how it has ended: its exit status, or minus a signal's number; None: it runs.
       started_at: when the launcher started it, by time.monotonic().
