@@ -16,8 +16,9 @@
 // installs signal handlers. In the child of a fork(2) every call fails FAILED_PRECONDITION FORKED,
 // and destructors do nothing.
 //
-// With a timeout of zero or below, WaitBucket, WaitStep and LeaveAndStay return at once: the answer
-// if there is one, else DEADLINE_EXCEEDED. For the other calls such a timeout counts as 1 ms.
+// With a timeout of zero or below, WaitBucket, WaitStep, LeaveAndStay and ConfirmState return at
+// once: the answer if there is one, else DEADLINE_EXCEEDED. AwaitEnd returns at once, too. For the
+// other calls such a timeout counts as 1 ms.
 //
 // Each method lists its own errors. After such an error the session goes on, unless the list says
 // that the session or the job ends. Once the session has ended, every method returns why:
@@ -32,9 +33,13 @@
 //
 // UNAVAILABLE DAEMON_SILENT does not end the session. The daemon is stopped or hangs: it has said
 // nothing for two leases, or has not sent the verdict of a decided step within 10 s. WaitStep,
-// WaitBucket and LeaveAndStay can be repeated, and go on when the daemon does. If Barrier,
-// Broadcast or AllReduce returns DAEMON_SILENT, this session takes no more operations, because the
-// unanswered one may still complete on other ranks.
+// WaitBucket, LeaveAndStay, FetchState and ConfirmState can be repeated, and go on when the daemon
+// does. If Barrier, Broadcast or AllReduce returns DAEMON_SILENT, this session takes no more
+// operations, because the unanswered one may still complete on other ranks.
+//
+// DEADLINE_EXCEEDED WAIT_TIMEOUT of RegisterLayout, ReplaceLayout, Leave or Finish means that the
+// daemon has not answered in time. The session has not ended, but the daemon hangs: look at it,
+// destroy the Session, then join again.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
@@ -238,7 +243,7 @@ struct BucketTimes {
 
 // Statistics of one bucket's result. The reduction measures them as it writes the result, at no
 // extra cost. Integers, minima and maxima are not measured: then sum_of_squares is NaN and
-// non_finite is 0.
+// non_finite is 0. The bucket of the model's buffers has 0 in both.
 struct GradientStats {
   double sum_of_squares = 0;     // of the result's elements; NaN or Inf if an element is
   std::uint64_t non_finite = 0;  // elements that are NaN or Inf
@@ -296,6 +301,8 @@ class Session;
 //   (*layout)->FinishStep(step, {}, {stream});
 //   (*layout)->WaitOnStream(step, stream);          // later work on `stream` sees the averages
 //   (*layout)->WaitStep(step);                      // the verdict: run the optimizer only after it
+//
+// Without streams, MarkReady and FinishStep return INVALID_ARGUMENT MALFORMED there.
 //
 // A stream goes on whether the step is complete or void. To keep even the verdict off the host, use
 // an optimizer that takes `found_inf`: it reads device_verdict(step) after WaitOnStream and skips
@@ -357,14 +364,14 @@ class Layout {
   //
   // If no rank used the parameter, WaitStep of the complete step puts back the gradient that was
   // there before, unless the next step's first MarkReady came before that WaitStep. MarkUnused
-  // allocates memory only if the gradient was not zero.
+  // copies the gradient only if it is not zero.
   //
   // On a GPU, the stream that marks the bucket writes the zeros, and nothing is put back: a trainer
   // that accumulates gradients over micro-batches keeps a copy. Explicit layouts have no
   // parameters.
   //   INVALID_ARGUMENT     UNKNOWN_PARAMETER.
   //   FAILED_PRECONDITION  ALREADY_READY: its bucket was marked. STALE_STEP. PROTOCOL_VIOLATION.
-  //   ABORTED              the step is already void; the message names the rank and the cause.
+  //   As WaitStep          the step is already void; the message names the rank and the cause.
   virtual absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) = 0;
 
   // "Every gradient of this bucket is written." From here until the bucket is done, its memory
@@ -373,9 +380,10 @@ class Layout {
   // marked it. Sends one small message; never blocks.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  ALREADY_READY: marked before in this step. STALE_STEP: already decided.
-  //                        PROTOCOL_VIOLATION: the step is ahead of next_step(), or EndStep was
-  //                        called.
-  //   ABORTED              the step is already void; the message names the rank and the cause.
+  //                        PROTOCOL_VIOLATION: the step is ahead of next_step(), or this rank has
+  //                        ended or abandoned it; or ReplaceLayout is running; or, in a
+  //                        replacement, ConfirmState comes first.
+  //   As WaitStep          the step is already void; the message names the rank and the cause.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
   // The same on a GPU: "Every gradient of this bucket is written once these streams reach this
   // call." The first stream waits for the others. Each may be destroyed as soon as the call
@@ -400,7 +408,9 @@ class Layout {
                                   absl::Span<const CudaStream> streams) = 0;
 
   // "This rank cannot finish the step." The step is void on every rank, and the others' errors
-  // contain the first 1024 bytes of `reason`. Then call WaitStep as usual.
+  // contain the first 1024 bytes of `reason`. Then call WaitStep as usual. OK also if the step is
+  // already void.
+  //   FAILED_PRECONDITION  STALE_STEP. PROTOCOL_VIOLATION: as in MarkReady.
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
   // On a GPU: work that is enqueued on `stream` after this call runs when the bucket, or every
@@ -409,7 +419,7 @@ class Layout {
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the bucket was not marked ready, so the stream might
   //                        wait forever. STALE_STEP.
-  //   ABORTED              the step is void.
+  //   As WaitStep          the step is void.
   virtual absl::Status WaitOnStream(std::uint64_t step, std::size_t bucket, CudaStream stream) = 0;
   virtual absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) = 0;
   // Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
@@ -428,7 +438,7 @@ class Layout {
   // names this rank. The daemon cannot detect a change of integers, minima or maxima: the
   // replacement then gets wrong values.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
-  //   ABORTED              the step is void.
+  //   As WaitStep          the step is void.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message names the late ranks; nothing changed.
   //   FAILED_PRECONDITION  STALE_STEP: the step was decided too long ago. The last verdict is kept,
   //                        on a GPU the last two. PROTOCOL_VIOLATION: ahead of next_step().
@@ -520,7 +530,7 @@ class Session {
   //                        RANKS_LEFT: some ranks wait in LeaveAndStay; or, with kHold, a rank was
   //                        lost and has not completed a step since.
   //   DEADLINE_EXCEEDED    LAYOUT_TIMEOUT: names the ranks that did not come.
-  //   RESOURCE_EXHAUSTED   QUOTA, MEMORY.
+  //   RESOURCE_EXHAUSTED   QUOTA. OPEN_FILES. MEMORY.
   //   Another rank's code  LAYOUT_REFUSED: that rank did not get its memory.
   // With `device`:
   //   UNIMPLEMENTED        CUDA_UNAVAILABLE: this library was built without CUDA, or the daemon has
@@ -540,6 +550,8 @@ class Session {
   // The new layout has its own memory and goes on with the old one's step numbers. Then calls of
   // `old` fail FAILED_PRECONDITION LAYOUT_REPLACED, except WaitStep of its last step. Its memory
   // stays readable. If this fails, `old` is unchanged on every rank.
+  // But if the daemon does not answer in time, nobody knows whether `old` is replaced: its later
+  // calls return the same error.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of `old` is open, or it is already being
   //                        replaced. LAYOUT_REPLACED. LAYOUT_MISMATCH: also if the ranks replace
   //                        different layouts.
@@ -625,7 +637,9 @@ class Session {
   //                        PROTOCOL_VIOLATION: this session replaces a lost one, and no step of
   //                        it is complete.
   //   DEADLINE_EXCEEDED    OPERATION_TIMEOUT: names the ranks that did not come. The operation
-  //                        failed on every rank.
+  //                        failed on every rank. WAIT_TIMEOUT: the daemon does not answer, or with
+  //                        kHold a step must be complete first; the message says which.
+  //   RESOURCE_EXHAUSTED   MEMORY: for the staging memory of Broadcast and AllReduce.
 
   // Returns when every rank has called it.
   virtual absl::Status Barrier(absl::Duration timeout = absl::Minutes(30)) = 0;
@@ -637,6 +651,7 @@ class Session {
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
   // Reduces `count` elements of `data` in place, in rank order. They must fit into the staging
   // memory, 32 MiB by default.
+  //   INVALID_ARGUMENT     MALFORMED: they do not fit, or `dtype` does not have this `op`.
   virtual absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
 

@@ -9,8 +9,8 @@
  *
  * Once a session has ended, every call of it and of its layouts returns why. GRADSYNC_UNAVAILABLE
  * with reason "DAEMON_SILENT" does not end the session: gradsyncd is stopped or hangs. Then
- * gradsync_wait_step(), gradsync_wait_bucket() and gradsync_session_leave_and_stay() can be
- * repeated.
+ * gradsync_wait_step(), gradsync_wait_bucket(), gradsync_session_leave_and_stay(),
+ * gradsync_fetch_state() and gradsync_confirm_state() can be repeated.
  *
  * Ownership. An object from a `**` parameter belongs to the caller, who passes it to its _destroy()
  * function; each _destroy() accepts NULL. Every other pointer that a function returns belongs to
@@ -23,9 +23,10 @@
  * GRADSYNC_FAILED_PRECONDITION, and _destroy() functions do nothing.
  *
  * Strings are UTF-8 and end with NUL. Durations are in nanoseconds; GRADSYNC_FOREVER never ends.
- * With a timeout of 0 or below, gradsync_wait_step(), gradsync_wait_bucket() and
- * gradsync_session_leave_and_stay() return at once: the answer if there is one, else
- * GRADSYNC_DEADLINE_EXCEEDED. In an options struct, 0 means the default that its comment gives.
+ * With a timeout of 0 or below, gradsync_wait_step(), gradsync_wait_bucket(),
+ * gradsync_session_leave_and_stay() and gradsync_confirm_state() return at once: the answer if
+ * there is one, else GRADSYNC_DEADLINE_EXCEEDED. In an options struct, 0 means the default that its
+ * comment gives.
  *
  * Compatibility. A program works with any newer library of the same ABI version.
  * GRADSYNC_ABI_VERSION is the version that the program was compiled for; gradsync_abi_version()
@@ -407,7 +408,7 @@ typedef struct gradsync_bucket_times {
 
 typedef struct gradsync_gradient_stats {
   /* The sum over the result's elements; NaN or Inf if an element is. NaN for integers, minima and
-   * maxima, which are not measured. */
+   * maxima, which are not measured; 0 for the model's buffers. */
   double sum_of_squares;
   uint64_t non_finite; /* elements that are NaN or Inf */
 } gradsync_gradient_stats_t;
