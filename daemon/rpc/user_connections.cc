@@ -11,8 +11,8 @@
 namespace gradsync::daemon {
 namespace {
 
-// Prune() takes four system calls for each connection. So it runs so often, and when many have
-// come.
+// Prune() takes four system calls for each connection. So it runs only once in this time, and when
+// many connections have come.
 constexpr std::uint64_t kPruneNs = 1'000'000'000;
 constexpr std::size_t kMany = 64;
 // A look that is older says nothing about the calls that a connection has begun just now.

@@ -38,7 +38,8 @@ struct Attack {
   bool lane = false;  // a lane's; otherwise the watch's
 };
 
-// Sends to the daemon, also that the coordinator lives. Reads are the caller's.
+// The coordinator's stream to the daemon. A thread sends a Ping every second, so that the
+// coordinator counts as alive.
 class Talk {
  public:
   explicit Talk(FakeCoordinator::Stream* stream) : stream_(stream) {

@@ -89,7 +89,8 @@ absl::StatusOr<daemon::UniqueFd> Connect(const std::string& socket_path, absl::D
 }
 
 // Whether gRPC refused the answer here, because it has more than `most_bytes`. The daemon's
-// refusals have the same code, and those of a long question the same words with another number.
+// refusals have the same code. If the daemon refuses a long question, its message even has the same
+// words, but with another number.
 bool IsTooLong(const grpc::Status& status, std::size_t most_bytes) {
   return status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED &&
          absl::StrContains(status.error_message(), "Received message larger than max") &&

@@ -43,8 +43,9 @@ Exit status:
   2  ERR   the daemon does not answer or does not serve, doctor finds a failure, or the command
            line is wrong
 
-Root and the daemon's own user see every job. Other users see their own jobs. From a pod of
-Kubernetes everybody sees the jobs of that pod alone, root too (option pod_root_sees_all).
+Root and the daemon's own user see every job. Other users see their own jobs. In a pod of Kubernetes
+other than the daemon's, every user sees its own jobs in that pod, and root sees all jobs in that
+pod. With the daemon's option pod_root_sees_all, root sees every job of the node from any pod.
 
 Examples:
   gradsyncctl status
