@@ -39,7 +39,7 @@ struct Attack {
 };
 
 // The coordinator's stream to the daemon. A thread sends a Ping every second, so that the
-// coordinator counts as alive.
+// coordinator counts as alive. Messages are read on the caller's thread.
 class Talk {
  public:
   explicit Talk(FakeCoordinator::Stream* stream) : stream_(stream) {

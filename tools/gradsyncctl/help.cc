@@ -44,8 +44,8 @@ Exit status:
            line is wrong
 
 Root and the daemon's own user see every job. Other users see their own jobs. In a pod of Kubernetes
-other than the daemon's, every user sees its own jobs in that pod, and root sees all jobs in that
-pod. With the daemon's option pod_root_sees_all, root sees every job of the node from any pod.
+other than the daemon's, users see their own jobs in that pod, and root sees all jobs in that pod.
+With the daemon's option pod_root_sees_all, root sees every job of the node from any pod.
 
 Examples:
   gradsyncctl status

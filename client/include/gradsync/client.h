@@ -302,7 +302,7 @@ class Session;
 //   (*layout)->WaitOnStream(step, stream);          // later work on `stream` sees the averages
 //   (*layout)->WaitStep(step);                      // the verdict: run the optimizer only after it
 //
-// Without streams, MarkReady and FinishStep return INVALID_ARGUMENT MALFORMED there.
+// For such a layout MarkReady and FinishStep without streams fail INVALID_ARGUMENT MALFORMED.
 //
 // A stream goes on whether the step is complete or void. To keep even the verdict off the host, use
 // an optimizer that takes `found_inf`: it reads device_verdict(step) after WaitOnStream and skips
@@ -371,7 +371,7 @@ class Layout {
   // parameters.
   //   INVALID_ARGUMENT     UNKNOWN_PARAMETER.
   //   FAILED_PRECONDITION  ALREADY_READY: its bucket was marked. STALE_STEP. PROTOCOL_VIOLATION.
-  //   As WaitStep          the step is already void; the message names the rank and the cause.
+  //   WaitStep's error     the step is already void; the message names the rank and the cause.
   virtual absl::Status MarkUnused(std::uint64_t step, std::size_t parameter) = 0;
 
   // "Every gradient of this bucket is written." From here until the bucket is done, its memory
@@ -383,7 +383,7 @@ class Layout {
   //                        PROTOCOL_VIOLATION: the step is ahead of next_step(), or this rank has
   //                        ended or abandoned it; or ReplaceLayout is running; or, in a
   //                        replacement, ConfirmState comes first.
-  //   As WaitStep          the step is already void; the message names the rank and the cause.
+  //   WaitStep's error     the step is already void; the message names the rank and the cause.
   virtual absl::Status MarkReady(std::uint64_t step, std::size_t bucket) = 0;
   // The same on a GPU: "Every gradient of this bucket is written once these streams reach this
   // call." The first stream waits for the others. Each may be destroyed as soon as the call
@@ -419,7 +419,7 @@ class Layout {
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the bucket was not marked ready, so the stream might
   //                        wait forever. STALE_STEP.
-  //   As WaitStep          the step is void.
+  //   WaitStep's error     the step is void.
   virtual absl::Status WaitOnStream(std::uint64_t step, std::size_t bucket, CudaStream stream) = 0;
   virtual absl::Status WaitOnStream(std::uint64_t step, CudaStream stream) = 0;
   // Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
@@ -438,7 +438,7 @@ class Layout {
   // names this rank. The daemon cannot detect a change of integers, minima or maxima: the
   // replacement then gets wrong values.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
-  //   As WaitStep          the step is void.
+  //   WaitStep's error     the step is void.
   //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: the message names the late ranks; nothing changed.
   //   FAILED_PRECONDITION  STALE_STEP: the step was decided too long ago. The last verdict is kept,
   //                        on a GPU the last two. PROTOCOL_VIOLATION: ahead of next_step().
@@ -549,9 +549,8 @@ class Session {
   //
   // The new layout has its own memory and goes on with the old one's step numbers. Then calls of
   // `old` fail FAILED_PRECONDITION LAYOUT_REPLACED, except WaitStep of its last step. Its memory
-  // stays readable. If this fails, `old` is unchanged on every rank.
-  // But if the daemon does not answer in time, nobody knows whether `old` is replaced: its later
-  // calls return the same error.
+  // stays readable. If this fails, `old` is unchanged on every rank. Exception: if the daemon does
+  // not answer in time, `old` may be replaced or not, and its later calls return the same error.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of `old` is open, or it is already being
   //                        replaced. LAYOUT_REPLACED. LAYOUT_MISMATCH: also if the ranks replace
   //                        different layouts.
