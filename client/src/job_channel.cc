@@ -88,25 +88,27 @@ absl::StatusOr<std::optional<JobChannel::Chunk>> JobChannel::AwaitChunk(absl::Ti
   const Awaited awaited =
       AwaitUnlessSilent(&mutex_, absl::Condition(&answered), deadline, &silence);
   if (awaited == Awaited::kSilent) {
-    given_up_ = MakeError(
-        absl::StatusCode::kUnavailable, reason::kDaemonSilent,
-        absl::StrCat("rank ", connection_.options().rank, " gave up on operation ", sequence_, ": ",
-                     silence.Description(),
-                     ". Other ranks may still complete it, so this session takes no more Barrier, "
-                     "Broadcast or AllReduce: join again for those."),
-        connection_.Fields());
-    return given_up_;
+    return GiveUp(absl::StatusCode::kUnavailable, reason::kDaemonSilent, silence.Description());
   }
   if (awaited == Awaited::kTimedOut) {
-    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
-                     absl::StrCat("the daemon did not answer operation ", sequence_,
-                                  "; check that gradsyncd is not stopped"),
-                     connection_.Fields());
+    return GiveUp(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+                  "the daemon did not answer in time; check that gradsyncd is not stopped");
   }
   if (!failed_.ok()) return failed_;
   // Done counts, also if the session ended right after it.
   if (chunk_.has_value() || done_) return std::exchange(chunk_, std::nullopt);
   return end_;
+}
+
+absl::Status JobChannel::GiveUp(absl::StatusCode code, Reason reason, absl::string_view why) {
+  given_up_ = MakeError(
+      code, reason,
+      absl::StrCat("rank ", connection_.options().rank, " gave up on operation ", sequence_, ": ",
+                   why,
+                   ". Other ranks may still complete it, so this session takes no more Barrier, "
+                   "Broadcast or AllReduce: join again for those."),
+      connection_.Fields());
+  return given_up_;
 }
 
 absl::Status JobChannel::AwaitDone(absl::Time deadline) {

@@ -82,6 +82,9 @@ class JobChannel {
   // Waits for the next chunk; nullopt: the operation is done.
   absl::StatusOr<std::optional<Chunk>> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AwaitDone(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Sets given_up_ and returns it.
+  absl::Status GiveUp(absl::StatusCode code, Reason reason, absl::string_view why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves the next chunk between `data` and the staging memory; returns its bytes.
   absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
                                         std::size_t bytes);

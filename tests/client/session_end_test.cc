@@ -205,6 +205,19 @@ TEST_F(SessionEndTest, StoppedDaemonDoesNotHangDestructor) {
   EXPECT_LT(NowNs() - start_ns, FairBoundNs(4'000'000'000, start_ns));
 }
 
+// Another operation while the daemon still has the first one would end the session.
+TEST_F(SessionEndTest, UnansweredOperationIsTheLastOneAndStepsGoOn) {
+  daemon_.process().Signal(SIGSTOP);
+  for (const bool continued : {false, true}) {
+    const absl::Status status = session(0).Barrier(absl::Milliseconds(1));
+    ExpectError(status, absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT");
+    EXPECT_THAT(std::string(status.message()), HasSubstr("gave up on operation 1")) << continued;
+    if (!continued) daemon_.process().Signal(SIGCONT);
+  }
+  for (const std::uint32_t rank : {0, 1}) ASSERT_TRUE(MarkAllAndEnd(&layout(rank), 1).ok());
+  for (const std::uint32_t rank : {0, 1}) EXPECT_TRUE(layout(rank).WaitStep(1).ok());
+}
+
 TEST_F(SessionEndTest, StoppedDaemonDoesNotBlockMarkReady) {
   LayoutSpec spec = FloatBuckets(4000, 1);
   spec.name = "many";

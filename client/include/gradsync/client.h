@@ -34,12 +34,15 @@
 // UNAVAILABLE DAEMON_SILENT does not end the session. The daemon is stopped or hangs: it has said
 // nothing for two leases, or has not sent the verdict of a decided step within 10 s. WaitStep,
 // WaitBucket, LeaveAndStay, FetchState and ConfirmState can be repeated, and go on when the daemon
-// does. If Barrier, Broadcast or AllReduce returns DAEMON_SILENT, this session takes no more
-// operations, because the unanswered one may still complete on other ranks.
+// does.
 //
 // DEADLINE_EXCEEDED WAIT_TIMEOUT of RegisterLayout, ReplaceLayout, Leave or Finish means that the
 // daemon has not answered in time. The session has not ended, but the daemon hangs: look at it,
 // destroy the Session, then join again.
+//
+// If the daemon does not answer Barrier, Broadcast or AllReduce, they return DAEMON_SILENT or
+// WAIT_TIMEOUT. The operation may still complete on other ranks, so this session takes no more of
+// them. Its steps go on.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.

@@ -88,10 +88,12 @@ class StepResult:
     def gradient_norm(self) -> float:
         """L2 norm of all reduced gradients of the step, the same on every rank.
 
-        NaN if an element is NaN, else infinite if one is infinite. Gradients of parameters that no
+        NaN if an element is NaN or `stats` is empty, else infinite if an element is. Gradients of parameters that no
         rank used are left out. The daemon computed it while it reduced the gradients, so it costs
         no pass over them. For several layouts take the root of the sum of their norms' squares.
         """
+        if not self.stats:
+            return math.nan
         return math.sqrt(sum(bucket.sum_of_squares for bucket in self.stats))
 
     def divided_by(self, divisor: int) -> StepResult:

@@ -40,7 +40,7 @@ this begins anew. TORCHELASTIC_RESTART_COUNT tells it how often.
 
 SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank. Ranks that are still there
 after --shutdown-timeout are killed; a second signal kills them at once. SIGUSR1 and SIGUSR2 are
-passed on too, and end nothing. If the launcher itself is killed, the ranks and the private daemon
+passed on too; the launcher goes on. If the launcher itself is killed, the ranks and the private daemon
 die with it. When a rank ends, the launcher kills the processes that are left in its process group.
 
 OMP_NUM_THREADS is 1 for several ranks, unless it is set. The ranks' standard input is empty. A
@@ -52,8 +52,9 @@ Several nodes: run this on each, where a gradsyncd with --peer_listen runs alrea
   python -m gradsync.run --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --nproc-per-node 2 train.py
 
 Exit status: 0 if every rank exits with 0. Else that of the rank that failed first, or 128 + N if
-signal N killed it. 128 + N if signal N stopped the launcher, unless every rank exits with 0. 2 for
-wrong usage.
+signal N killed it. 128 + N if signal N stopped the launcher, unless every rank exits with 0. 1 if
+the launcher failed first: no daemon, a rank that does not start, output that cannot be written. 2
+for wrong usage.
 """
 
 # Options of torchrun that change nothing on one node.
