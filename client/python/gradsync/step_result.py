@@ -88,9 +88,10 @@ class StepResult:
     def gradient_norm(self) -> float:
         """L2 norm of all reduced gradients of the step, the same on every rank.
 
-        NaN if an element is NaN or `stats` is empty, else infinite if an element is. Gradients of parameters that no
-        rank used are left out. The daemon computed it while it reduced the gradients, so it costs
-        no pass over them. For several layouts take the root of the sum of their norms' squares.
+        NaN if an element is NaN or `stats` is empty, else infinite if an element is. Gradients of
+        parameters that no rank used are left out. The daemon computed it while it reduced the
+        gradients, so it costs no pass over them. For several layouts take the root of the sum of
+        their norms' squares.
         """
         if not self.stats:
             return math.nan
