@@ -21,7 +21,7 @@ class FollowedStep:
 
     Attributes:
       number: the step's.
-      verdict: what StreamHandOff.follow() returned.
+      verdict: a tensor as StreamHandOff.follow() returns.
       void: why the step is void; None if it is not known to be.
       times: how long it took, until the host continued.
       scaled: whether GradScaler has counted it as an optimizer's step.

@@ -53,7 +53,8 @@ class Forwards:
     def __init__(self) -> None:
         """No pass yet."""
         self.last_synchronizes = True
-        # Number of the last backward pass that went through a forward pass under no_sync().
+        # Number of the last backward pass that went through a forward pass under no_sync(), or
+        # through none that is known.
         self._local_pass: int | None = None
         self._alive: list[weakref.ref[_Forward]] = []
         # For each forward pass without a tensor to hook: whether it synchronizes. It is not known
@@ -63,7 +64,12 @@ class Forwards:
     def add(
         self, synchronize: bool, outputs: Iterable[Any], begin: Callable[[Any, bool], bool]
     ) -> None:
-        """A forward pass gave `outputs`. A backward pass calls `begin(node, synchronize)` there."""
+        """Records a forward pass, and hooks those of its output tensors that have a `grad_fn`.
+
+        A backward pass that reaches such a tensor calls `begin` with its `grad_fn` and
+        `synchronize`. `begin` returns whether the pass adds to gradients of the module's
+        parameters.
+        """
         self.last_synchronizes = synchronize
         forward = _Forward(synchronize, begin)
         found = False
@@ -79,7 +85,9 @@ class Forwards:
             self._hidden = [*self._hidden[-7:], synchronize]
 
     def unseen_begins(self, backward: int | None, parameter: str) -> bool:
-        """Whether a pass that reached no output begins a step with its gradient of `parameter`.
+        """Whether a pass that runs without a step begins one with its gradient of `parameter`.
+
+        A pass through an output under no_sync() begins none.
 
         Raises:
           RuntimeError: forward passes inside and outside of no_sync() wait for a backward pass.

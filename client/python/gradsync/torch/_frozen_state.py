@@ -11,11 +11,12 @@ from gradsync.torch._shared_state import SharedState
 
 
 class FrozenState:
-    """Notices a change of the state that all ranks share: `(record check*)*`.
+    """Notices a change of the state that all ranks share: `(record changed*)*`.
 
-    It compares tensors' version counters, and whatever is no tensor. So it does not see changes
-    through `parameter.data`; the digests of a replacement's state show them. If a tensor has been
-    replaced by another one, it compares their values: some objects copy their state.
+    It compares tensors' version counters. So it does not see changes through `parameter.data`; the
+    digests of a replacement's state show them. If a tensor has been replaced by another one, it
+    compares their values: some objects copy their state. It compares other values, too, except in
+    the optimizer's state of each parameter.
 
     Args:
       shared: the state.

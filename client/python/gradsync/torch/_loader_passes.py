@@ -112,12 +112,12 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _parts(loader: Any) -> list[Any]:
-    """The loader and what it reads by."""
+    """The loader, its dataset and its samplers."""
     return [loader, getattr(loader, "dataset", None), *_samplers(loader)]
 
 
 def _can_skip(loader: Any) -> bool:
-    """Whether no batch depends on whether earlier ones were read."""
+    """Whether each batch is the same even if earlier ones were not read."""
     if not isinstance(loader, torch.utils.data.DataLoader):
         return False
     sampler = loader.batch_sampler

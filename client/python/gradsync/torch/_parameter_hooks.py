@@ -51,7 +51,7 @@ class ParameterHooks:
         for slot in self._slots:
             hooks = _hooks(slot)
             theirs = [(key, hook) for key, hook in hooks.items() if key != slot.handle.id]
-            # The wrapper's own hook comes first: it begins a step that began at no output.
+            # The wrapper's own hook comes first: it begins the step if no output's hook has.
             # Autograd calls them in the order in which the dictionary got them.
             own = hooks[slot.handle.id]
             hooks.clear()

@@ -59,7 +59,7 @@ class Positions:
         self._read_buffers = buffers
         self._extra = extra
         self._frozen: FrozenState | None = None
-        self._open = False  # the step of the current position has not begun
+        self._open = False  # True: the step of the current position has not begun
         self._buffers: dict[str, torch.Tensor] = {}
         self._extra_states: dict[str, Any] = {}
         self._gradients: dict[str, torch.Tensor] | None = None

@@ -44,7 +44,7 @@ class SharedState:
         return dict(self._module.named_parameters())
 
     def options(self) -> dict[str, Any]:
-        """All but the parameters and the optimizer's tensors."""
+        """All but the parameters and the optimizer's state of each parameter."""
         groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in self.optimizer.param_groups

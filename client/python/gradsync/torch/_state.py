@@ -71,7 +71,10 @@ class ModuleState:
         self.broadcast([tensor for _, _, tensor in entries], root, "the state", timeout)
 
     def broadcast_all(self, root: int, what: str, buffers: bool) -> None:
-        """Overwrites parameters, and `buffers`, with the root's; `what` names them in errors."""
+        """Overwrites the parameters with the root's, and the buffers, too, if `buffers`.
+
+        `what` names them in errors.
+        """
         self.broadcast([tensor for _, _, tensor in self._entries(buffers)], root, what)
 
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -98,7 +101,7 @@ class ModuleState:
             broadcast_tensors(self._session, tensors, root, f"{what} of '{self._name}'", timeout)
 
     def _entries(self, buffers: bool) -> list[tuple[str, str, torch.Tensor]]:
-        """(kind, name, tensor) of every parameter that all ranks have, and of `buffers`."""
+        """(kind, name, tensor) of parameters that all ranks have; if `buffers`, of buffers, too."""
         entries = [("parameter", name, p.detach()) for name, p in self.module.named_parameters()]
         if buffers:
             entries += [("buffer", name, b) for name, b in self.module.named_buffers()]

@@ -19,7 +19,7 @@ _JSON = "state.json"
 def to_items(state: Mapping[str, Any]) -> list[tuple[str, gradsync.StateMemory]]:
     """The items of a state, in an order of their names.
 
-    Tensors are not copied, unless their elements do not lie in order.
+    A tensor is copied only if it is not dense.
 
     Raises:
       TypeError: a part can be no item; names it.

@@ -16,7 +16,8 @@ class Step:
     """One synchronized backward pass: the gradients that have come, and the unused parameters.
 
     A new step is a new object. Calls come in this order, on the thread of the backward pass:
-    `arrive* end commit?`, without commit() for a void step. leave_out() can come before commit().
+    `arrive* end commit?`, without commit() for a void step. leave_out(), which says that the step
+    is void, can come at any time.
 
     Attributes:
       number: the step's.
@@ -25,8 +26,8 @@ class Step:
       marked: whether a bucket was handed over, where that is watched.
       order: the parameters, in the order in which their gradients came.
       seen: whether the pass came through an output of the module before its first gradient.
-      unused: the parameters that got no gradient in this pass on this rank, each with a copy of
-        the gradient that it had before; None for one that had none.
+      unused: the parameters without a gradient of this rank: none came in this pass, and none was
+        accumulated before it. Each has a copy of the gradient that an earlier step left, or None.
     """
 
     __slots__ = (

@@ -274,7 +274,8 @@ class Synchronizer:
     def _for_main_thread(self) -> ContextManager[None]:
         """A context in which Ctrl-C ends waits of the thread that runs a backward pass.
 
-        It ends silently: `backward()` returns, and Python raises KeyboardInterrupt.
+        The context then ends early and raises nothing. `backward()` returns, and Python raises
+        KeyboardInterrupt on the main thread.
         """
         for_main = self._thread == threading.main_thread().ident
         if self.buckets.runs_on_caller or not for_main:

@@ -74,12 +74,13 @@ class Verdicts:
         return void
 
     def settle_before(self, number: int) -> None:
-        """Waits on the host for the verdicts that must be known before step `number` begins.
+        """Waits on the host for the verdicts on the device, except that of step `number` - 1.
 
         Raises: as settle().
         """
-        # Two steps can be open. A verdict on the host decides the steps before it, too, and the
-        # daemon keeps only the last two verdicts.
+        # Two steps can be open: step `number`, and the one before it. If the verdict of the latter
+        # is not on the device, the host knows it, or waits for it next, in missed(). Earlier
+        # steps are decided before it. Take their verdicts now: the library keeps only the last two.
         last = self._on_device.last
         self.settle(leave=1 if last is not None and last.number == number - 1 else 0)
 

@@ -99,9 +99,9 @@ class DistributedDataParallel(PyTorchDdp):
         verdict. Optimizers read the verdict on the GPU, as `found_inf`, and leave out the update of
         a void step, on every rank. That raises no exception; a warning and `statistics().void`
         report it. Optimizers must take `found_inf`: Adam, AdamW, SGD and Adagrad with
-        `fused=True` do, with GradScaler and without. The host still waits in the module's and in an
-        optimizer's first steps, in a step in which this rank left parameters unused, and for the
-        norm.
+        `fused=True` do, with GradScaler and without. The host still waits for the norm, and in
+        these steps: the first ones of the module and of an optimizer, those in a `join` context,
+        and those in which this rank left parameters unused or a parameter has a user's hook.
 
     Raises:
       ValueError: an argument is not supported here; says what to do instead. The modules differ:
@@ -244,8 +244,8 @@ class DistributedDataParallel(PyTorchDdp):
         """A context for ranks with different numbers of steps: no step waits for a finished rank.
 
         A rank that has finished waits at the context's end until all ranks are there. Then all get
-        the parameters of the rank that came last, and its buffers unless these are not
-        synchronized, and take part again. For several wrapped modules use `gradsync.torch.join`.
+        the parameters of the rank that came last, with its buffers if buffers are synchronized, and
+        take part again. For several wrapped modules use `gradsync.torch.join`.
 
         Args:
           divide_by_initial_world_size: whether averages divide by the world size also when some
@@ -292,11 +292,12 @@ class DistributedDataParallel(PyTorchDdp):
         """With `device_verdict`: waits on the host until every step of this module is decided.
 
         Call it before a session of your own leaves: it cannot leave while a step is undecided.
-        `leave`, `join` and the end of the process call it themselves. Void steps raise no error
-        here.
+        `leave`, `join` and the end of the process call it themselves. A void step raises no error
+        here, unless GradScaler has counted it.
 
         Raises:
           gradsync.Error: the session has ended, or the daemon is silent.
+          RuntimeError: GradScaler has counted a step that is void.
         """
         self._in_job().outcomes.settle()
 

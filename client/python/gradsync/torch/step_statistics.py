@@ -14,8 +14,8 @@ class StepStatistics:
     Attributes:
       steps: number of complete steps.
       buckets: number of buckets of the layout.
-      bytes: bytes of gradients in one step on one rank.
-      backward: from the first gradient of an output to the last gradient of a parameter.
+      bytes: bytes of all buckets on one rank; with `on_rank_loss="hold"` that includes buffers.
+      backward: from the first gradient of an output to the end of the backward pass.
       until_first_bucket: the part of `backward` before the first bucket was ready. If it is nearly
         all of `backward`, nothing overlaps. That is so when the whole module is one torch.compile
         graph: compile its blocks separately.
