@@ -40,8 +40,9 @@ this begins anew. TORCHELASTIC_RESTART_COUNT tells it how often.
 
 SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank. Ranks that are still there
 after --shutdown-timeout are killed; a second signal kills them at once. SIGUSR1 and SIGUSR2 are
-passed on too; the launcher goes on. If the launcher itself is killed, the ranks and the private daemon
-die with it. When a rank ends, the launcher kills the processes that are left in its process group.
+passed on too, and the launcher goes on. If the launcher itself is killed, the ranks and the private
+daemon die with it. When a rank ends, the launcher kills the processes that are left in its process
+group.
 
 OMP_NUM_THREADS is 1 for several ranks, unless it is set. The ranks' standard input is empty. A
 progress bar, which overwrites its line, shows as a new line every 5 s at most. The ranks are

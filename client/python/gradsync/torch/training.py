@@ -60,7 +60,7 @@ class Training:
       model: the wrapper.
 
     Raises:
-      TypeError: a state has something that cannot travel; names it.
+      TypeError: with "hold", a state has something that cannot travel; names it.
       ValueError: `accumulate` is not positive; or `start` is negative, or not at the beginning of a
         step.
       UnimplementedError: LOSS_POLICY: with "hold" the model cannot be wrapped, or has a Training
@@ -103,8 +103,8 @@ class Training:
         self._epoch: int | None = None  # that epochs() has yielded
         self._begun: int | None = None  # the last epoch of which batches() has begun
         self._ends_window = True
-        self._read()  # refuses early what cannot travel
         if self._synchronizer.positions is not None:
+            self._read()  # refuses early what cannot travel
             self._synchronizer.positions.attach(FrozenState(self._shared))
             self._session.serve_state(self._read)
             # While it finishes, this rank may have to give its state to a replacement.
@@ -241,6 +241,8 @@ class Training:
           timeout: seconds to wait for the other ranks; None: 30 min.
 
         Raises:
+          TypeError: a part of the state is not in host memory, or of a type that no replacement can
+            get; names it.
           FailedPreconditionError: RANKS_DIVERGED, on every rank: names the ranks and the first part
             that differs.
           gradsync.Error: a rank was lost or did not come.

@@ -608,6 +608,32 @@ def test_what_cannot_be_replaced_is_refused(told, case):
     assert re.match(CASES[case], told.get(case, "nothing was refused")), told.get(case)
 
 
+def with_a_state_that_cannot_travel():
+    """With "abort", nothing has to travel. Returns what check_in_sync() says."""
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    gradsync.torch.init()
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    optimizer.param_groups[0]["where"] = torch.device("cpu")
+    training = gradsync.torch.Training(module, optimizer)
+    for _ in training.epochs(1):
+        for _ in training.batches(range(2)):
+            training.model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+    try:
+        training.check_in_sync()
+    except TypeError as error:
+        return str(error)
+
+
+def test_a_state_that_cannot_travel_is_welcome_without_replacements(daemon):
+    assert (
+        "'optimizer/groups/0/where' is a device" in run_ranks(with_a_state_that_cannot_travel, 1)[0]
+    )
+
+
 def with_another_model(policy, deaths, folder):
     """Rank 1 dies, and comes back with a wider layer."""
     import gradsync.torch
