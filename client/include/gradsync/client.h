@@ -357,7 +357,7 @@ class Layout {
 
   // Says where this rank is in its data at the next step that it begins. The position is sent with
   // the step's first BucketReady and with EndStep. If ranks give different positions in one step,
-  // the session of the rank that gives its position last ends: FAILED_PRECONDITION
+  // the daemon ends the session of the rank that gave its position last: FAILED_PRECONDITION
   // POSITION_MISMATCH, which names both ranks and positions.
   virtual void SetPosition(Position position) = 0;
 

@@ -319,7 +319,7 @@ GRADSYNC_EXPORT uint64_t gradsync_first_step(const gradsync_layout_t* layout);
 GRADSYNC_EXPORT uint64_t gradsync_next_step(const gradsync_layout_t* layout);
 
 /* Says where this rank is in its data at the next step that it begins. If ranks give different
- * positions in one step, the session of the rank that gives its position last ends:
+ * positions in one step, the daemon ends the session of the rank that gave its position last:
  * "POSITION_MISMATCH". */
 GRADSYNC_EXPORT void gradsync_set_position(gradsync_layout_t* layout, uint64_t epoch,
                                            uint64_t batch);
