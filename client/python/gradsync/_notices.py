@@ -92,7 +92,7 @@ def _run() -> None:
         for reference in list(_sessions):
             rank, text = _take(reference)
             if text:
-                # A filter or handler of the user's may raise. That ends no later notice.
+                # A filter or handler of the user's may raise. Later notices must still come.
                 with contextlib.suppress(Exception):
                     say("gradsync: rank %d still waits for %s", rank, text)
 

@@ -165,7 +165,7 @@ def serve(handle: SessionHandle, read: Optional[StateReader]) -> None:
         raise_error(error)
     if handle.state_server is None:
         _serving.append(weakref.ref(handle, _serving.remove))
-    handle.state_server = server  # only now does the library stop using the last one
+    handle.state_server = server  # serve_state() has ended the use of the previous one
     # The last one that is registered runs first: before the sessions are destroyed.
     atexit.unregister(_stop_all)
     atexit.register(_stop_all)

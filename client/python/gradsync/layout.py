@@ -404,8 +404,8 @@ class Layout:
 
         Raises:
           AbortedError: the step is void, because a rank was lost or abandoned it; names the rank
-            and its reason. Zero the gradients and redo the step as next_step. STEP_IN_DOUBT: the
-            step may be complete on some ranks and void on others, and the session is about to end.
+            and its reason. Zero the gradients and redo the step as next_step. STEP_IN_DOUBT: this
+            rank cannot learn the verdict, which other ranks may know. The session ends.
           DeadlineExceededError: STEP_TIMEOUT: the step is void, as the job's step_timeout has
             passed. WAIT_TIMEOUT: `timeout` has passed, and the step continues. Both name the late
             ranks.
@@ -482,7 +482,7 @@ class Layout:
         except errors.Error:
             raise  # the wait has returned
         except BaseException:
-            # After Ctrl-C a helper is still inside of the wait, which pins the state.
+            # After Ctrl-C a helper is still inside of the wait, which may read the state.
             if self._session.state_server is not None:
                 _state_source.pause(self._session)
             raise
