@@ -630,7 +630,8 @@ def with_a_state_that_cannot_travel():
 
 def test_a_state_that_cannot_travel_is_welcome_without_replacements(daemon):
     assert (
-        "'optimizer/groups/0/where' is a device" in run_ranks(with_a_state_that_cannot_travel, 1)[0]
+        "'optimizer/param_groups/0/where' is a device"
+        in run_ranks(with_a_state_that_cannot_travel, 1)[0]
     )
 
 
