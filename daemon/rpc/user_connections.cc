@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -28,7 +29,7 @@ UserConnections::UserConnections(const MemoryAccount& account, std::uint64_t mos
 absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota) {
   if (pauses_.load()) {
     return absl::ResourceExhaustedError(
-        "the user has had too many open calls; try again in some seconds, at most 32");
+        "connections of the user did harm; try again in some seconds, at most 32");
   }
   Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
                       std::move(quota)};
@@ -45,6 +46,10 @@ bool UserConnections::Watch(const CountedServer& server, std::uint64_t now_ns) {
     Prune(now_ns);
   }
   if (connections_.empty() && !pauses_.load()) return false;
+  if (now_ns >= vain_ns_ + kWatchPeriodNs && EndVain(now_ns)) {
+    pause_.Extend(now_ns);
+    pauses_.store(true);
+  }
   const CallCounts counted = server.Calls();
   if (pauses_.load() || limit_.NeedsConnections(counted)) {
     if (EndBusiest(counted, now_ns)) pause_.Extend(now_ns);
@@ -112,6 +117,26 @@ void UserConnections::ChargeUnread(std::uint64_t now_ns) {
              {{"uid", account_.user},
               {"connections", ended},
               {"why", absl::StrCat("their clients do not read what the daemon sends; ", why)}});
+}
+
+bool UserConnections::EndVain(std::uint64_t now_ns) {
+  vain_ns_ = now_ns;
+  std::size_t ended = 0;
+  for (Connection& connection : connections_) {
+    if (connection.ended || connection.socket.UnreadBytes() <= kFewBytes) continue;
+    const std::optional<std::uint64_t> progress = connection.counted.Progress();
+    if (!progress.has_value()) continue;
+    if (std::exchange(connection.progress, *progress) != *progress) connection.vain_looks = 0;
+    if (++connection.vain_looks <= kVainLooks) continue;
+    connection.ended = connection.socket.End();
+    if (connection.ended) ++ended;
+  }
+  if (ended == 0) return false;
+  LogLimited(LogLevel::kWarning, "connections ended",
+             {{"uid", account_.user},
+              {"connections", ended},
+              {"why", "their clients send without end, and no call or message comes of it"}});
+  return true;
 }
 
 bool UserConnections::Connection::HasFewCalls() const {

@@ -29,6 +29,8 @@ namespace gradsync::daemon {
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
+// - when the client sends on and on, and no call or message comes of it. gRPC keeps headers in
+//   memory until the last of them has come, and does not limit them. Then the user is paused, too;
 // - when the server stops.
 //
 // Thread-safe.
@@ -51,6 +53,12 @@ class UserConnections {
   // write, also of calls that have ended. An honest client that is stopped has little unread.
   static constexpr std::uint64_t kUnreadNs = 2'000'000'000;
   static constexpr std::uint64_t kUnreadBytes = (1 << 20) + (256 << 10);
+
+  // So often a look of Watch(), at least kWatchPeriod after the last one, may find more than
+  // kFewBytes that gRPC has not read yet, before a call or a message comes of them. However fast
+  // the client sends: gRPC reads for half a second until then. An honest client's messages are
+  // short, so one look in many finds bytes, and the next one finds progress.
+  static constexpr int kVainLooks = 10;
 
   // `account`: the user; its quota outlives this object. `most`: open calls that the user may have.
   UserConnections(const MemoryAccount& account, std::uint64_t most);
@@ -79,7 +87,9 @@ class UserConnections {
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
     std::uint64_t full_ns = 0;    // since when the socket is full; 0: it is not
     ArenaQuota::Reservation unread = {};
-    bool ended = false;  // because of its calls, or of what it leaves unread
+    std::uint64_t progress = 0;  // CountedConnection::Progress() at the last look that found bytes
+    int vain_looks = 0;          // that found bytes, since the progress was another one
+    bool ended = false;          // by this class, for doing harm
   };
 
   void TakeExpected() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
@@ -87,6 +97,8 @@ class UserConnections {
   void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Charges the user for connections that it does not read, and ends those that it may not have.
   void ChargeUnread(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
+  // Looks for clients that send in vain, and ends their connections. True: it has ended some.
+  bool EndVain(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Looks at the calls of each connection. True: there are too many.
   bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
@@ -100,6 +112,7 @@ class UserConnections {
   std::size_t pruned_to_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // connections, by the last Prune()
   std::uint64_t pruned_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;
   std::uint64_t looked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // at the calls
+  std::uint64_t vain_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;    // when EndVain() last looked
   std::uint64_t marked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;
   GrowingPause pause_ ABSL_GUARDED_BY(watch_mutex_);
   Mutex mutex_;

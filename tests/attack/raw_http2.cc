@@ -15,7 +15,7 @@ namespace {
 
 // RFC 9113: frame types and flags.
 constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kPing = 6,
-                       kUnknown = 0x42;
+                       kContinuation = 9, kUnknown = 0x42;
 constexpr std::uint32_t kCancel = 8;
 constexpr std::uint8_t kEndStream = 1, kEndHeaders = 4;
 constexpr std::uint16_t kInitialWindowSize = 4;
@@ -104,6 +104,24 @@ bool RawHttp2::BeginMessage(const std::string& path, std::uint32_t bytes) {
 
 bool RawHttp2::ContinueMessage() {
   return Send(Frame(kData, 0, next_stream_ - 2, std::string(kMaxFrameBytes, 'x')));
+}
+
+bool RawHttp2::BeginHeaders(const std::string& path) {
+  next_stream_ += 2;
+  return Send(Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path))) && ContinueHeaders();
+}
+
+bool RawHttp2::ContinueHeaders() {
+  static const auto* const headers = [] {
+    auto* const made = new std::string;
+    for (int i = 0; made->size() + 200 < kMaxFrameBytes; ++i) {
+      *made += Header("x" + std::to_string(i), std::string(100, 'v'));
+    }
+    return made;
+  }();
+  std::string frames;
+  for (int i = 0; i < 64; ++i) frames += Frame(kContinuation, 0, next_stream_ - 2, *headers);
+  return Send(frames);
 }
 
 void RawHttp2::OpenMany(const std::string& path) {

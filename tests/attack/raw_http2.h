@@ -30,6 +30,10 @@ class RawHttp2 {
   bool BeginMessage(const std::string& path, std::uint32_t bytes);
   // Sends 16 KiB more of the message that was begun last, however much the server wants.
   bool ContinueMessage();
+  // Begins a call with 1 MiB of headers, and does not end them.
+  bool BeginHeaders(const std::string& path);
+  // Sends 1 MiB more of the headers that were begun last.
+  bool ContinueHeaders();
   // Opens `calls` calls and resets each at once. Then drops what the server has sent.
   bool OpenAndReset(const std::string& path, int calls);
   // Opens as many calls as the socket takes at once. They stay open, and send no message.

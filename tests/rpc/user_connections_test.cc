@@ -20,6 +20,8 @@
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
+#include "tests/attack/raw_http2.h"
+#include "tests/kit/child_process.h"
 #include "tests/kit/soon.h"
 
 namespace gradsync::daemon {
@@ -344,6 +346,79 @@ TEST_F(RecentCallsTest, ItEndsAlsoIfALookHasJustSeenItsCalls) {
   Exceed();
   WatchAt(now_ns_);  // as after a new connection
   EXPECT_TRUE(Soon([&] { return !reset_->connected(); }));
+}
+
+// With a gRPC server that reads only when the test lets it.
+class UnreadBytesTest : public UserConnectionsTest {
+ protected:
+  UnreadBytesTest() {
+    grpc::ServerBuilder builder;
+    queue_ = builder.AddCompletionQueue();
+    builder.RegisterAsyncGenericService(&service_);
+    grpc_server_ = builder.BuildAndStart();
+    server_ = CountedServer::Newest();
+    Pair pair = Open();
+    EXPECT_TRUE(Expect(pair).ok());
+    socket_ = BorrowedSocket(pair.ours.get());
+    grpc::AddInsecureChannelFromFd(grpc_server_.get(), pair.ours.release());
+    client_ = std::make_unique<attack::RawHttp2>(Descriptor(pair.theirs.release()), 65535);
+  }
+  ~UnreadBytesTest() override {
+    client_ = nullptr;
+    grpc_server_->Shutdown(std::chrono::system_clock::now());
+    queue_->Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_->Next(&tag, &ok)) {
+    }
+  }
+
+  void Watch() { WatchAt(now_ns_ += kTickNs); }
+  bool HasUnread() const { return socket_.UnreadBytes() > UserConnections::kFewBytes; }
+  // The server reads until it has begun so many calls.
+  bool ReadUntil(std::uint64_t calls) {
+    return Soon([&] {
+      void* tag = nullptr;
+      bool ok = false;
+      const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(1);
+      queue_->AsyncNext(&tag, &ok, deadline);  // reads meanwhile
+      return server_.Calls().started == calls && socket_.UnreadBytes() == 0;
+    });
+  }
+  bool MayConnect() { return Expect(Open()).ok(); }
+
+  grpc::AsyncGenericService service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> grpc_server_;
+  BorrowedSocket socket_;  // of the daemon
+  std::unique_ptr<attack::RawHttp2> client_;
+};
+
+TEST_F(UnreadBytesTest, ConnectionEndsIfNoCallOrMessageComesOfItsBytes) {
+  client_->BeginHeaders("/any/Method");
+  for (int look = 0; look < UserConnections::kVainLooks; ++look) {
+    ASSERT_TRUE(HasUnread());
+    Watch();
+  }
+  EXPECT_TRUE(MayConnect());
+  WatchAt(now_ns_ + 1);  // too soon to count
+  EXPECT_TRUE(HasUnread()) << "the connection has not ended";
+  Watch();
+  EXPECT_FALSE(HasUnread());
+  EXPECT_FALSE(MayConnect()) << "its user is paused";
+}
+
+TEST_F(UnreadBytesTest, ConnectionStaysIfCallsComeOfItsBytes) {
+  const std::string value(UserConnections::kFewBytes + 1, 'v');
+  for (std::uint64_t call = 1; call <= kMost; ++call) {
+    ASSERT_TRUE(client_->CallWithHeader("/any/Method", "x", value));
+    for (int look = 1; look < UserConnections::kVainLooks; ++look) {
+      ASSERT_TRUE(HasUnread());
+      Watch();
+    }
+    ASSERT_TRUE(ReadUntil(call));
+  }
+  EXPECT_TRUE(MayConnect());
 }
 
 }  // namespace
