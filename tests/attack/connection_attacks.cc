@@ -136,8 +136,8 @@ void StatusFlood(const Target& target) {
   });
 }
 
-// More streams than one address may have. Each says Hello, or nothing, and then no more; again
-// whenever the daemon has ended it.
+// More streams than an address may have that say nothing. Each says Hello, or nothing, and then no
+// more; again whenever the daemon has ended it.
 void PeerStreams(const Target& target, bool greet) {
   OnThreads(84, [&](int thread, const Begun& begun) {
     v1::AttachRequest message;

@@ -32,6 +32,10 @@ std::vector<Case> Cases() {
     cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}, 300});
     cases.push_back({attack, "LargeBuckets", {"--buckets=2", "--count=1048576"}, 150});
   }
+  for (const char* attack : {"broadcasts", "headers", "nothings", "bulk", "side_requests",
+                             "status_flood", "connections", "punched_holes"}) {
+    cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}, 300});
+  }
   // Here the accept loop would be busy, too.
   for (Case& one : cases) one.joins = one.attack == "short_timeouts";
   return cases;

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "gradsync/client.h"
 #include "gradsync/v1/gradsync.pb.h"
 #include "tests/attack/attacker.h"
 #include "tests/fault/raw_session.h"
@@ -105,6 +106,24 @@ void ShortTimeouts(const Target& target) {
       for (std::size_t done = 0; done < channels.size(); ++done) {
         if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) return;
       }
+    }
+  });
+}
+
+// Four ranks that broadcast more than the staging memory without a pause: the daemon copies it.
+void Broadcasts(const Target& target) {
+  constexpr std::uint32_t kRanks = 4;
+  OnThreads(kRanks, [&](int thread, const Begun& begun) {
+    SessionOptions options;
+    options.socket = target.socket;
+    options.job_id = "broadcasts";
+    options.rank = static_cast<std::uint32_t>(thread);
+    options.world_size = kRanks;
+    const auto session = Session::Join(options);
+    if (!session.ok()) std::cerr << "attacker: " << session.status() << std::endl;
+    begun();
+    std::vector<char> data(48 << 20);
+    while (session.ok() && (*session)->Broadcast(data.data(), data.size(), /*root=*/0).ok()) {
     }
   });
 }
@@ -254,6 +273,7 @@ Attacks SessionAttacks() {
       {"many_sessions", {[](const Target& t) { Steps(t, 32, 1, 256, 256); }}},
       // Long slices of the reduce threads.
       {"large_buckets", {[](const Target& t) { Steps(t, 2, 4, 4, 2 << 20); }}},
+      {"broadcasts", {Broadcasts}},
       {"mapping", {Mapping}},
       {"abandoned_steps", {AbandonedSteps}},
       {"short_timeouts", {ShortTimeouts}},
