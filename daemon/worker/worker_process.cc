@@ -121,6 +121,11 @@ WorkerProcess::WorkerProcess(WorkerProcessOptions options,
 WorkerProcess::~WorkerProcess() { Stop(); }
 
 void WorkerProcess::Stop() {
+  BeginStop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void WorkerProcess::BeginStop() {
   {
     const MutexLock lock(&mutex_);
     if (!has_ended_ && !stopping_) {
@@ -132,7 +137,6 @@ void WorkerProcess::Stop() {
     }
   }
   Wake();
-  if (thread_.joinable()) thread_.join();
 }
 
 absl::Status WorkerProcess::Lost(absl::string_view how) const {

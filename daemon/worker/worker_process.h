@@ -78,6 +78,9 @@ class WorkerProcess final : public WorkerPort {
   void End(const absl::Status& why);
   // Does what the destructor does, but the object still answers calls. Not from a callback.
   void Stop();
+  // Begins what Stop does and does not wait, so that many processes can end at the same time. Stop
+  // then waits for the rest. May come from a callback.
+  void BeginStop();
 
   pid_t pid() const { return pid_; }
   absl::Status EndReason() const override;

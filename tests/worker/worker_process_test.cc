@@ -3,13 +3,17 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
@@ -160,6 +164,38 @@ TEST_F(WorkerProcessTest, KillsAWorkerThatDoesNotStop) {
   const pid_t pid = worker_->pid();
   worker_.reset();
   EXPECT_EQ(kill(pid, 0), -1);
+}
+
+TEST_F(WorkerProcessTest, EndsAfterBeginStop) {
+  Start("");
+  EXPECT_TRUE(StartCall().ok());
+  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, worker_->pid(), 0));
+  worker_->BeginStop();
+  EXPECT_EQ(StartCall().code(), absl::StatusCode::kCancelled) << "it takes no more calls";
+  pollfd end{pidfd, POLLIN, 0};
+  EXPECT_EQ(poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
+  close(pidfd);
+  worker_.reset();
+  EXPECT_FALSE(ended_.Wait(std::chrono::milliseconds(0)).has_value())
+      << "a stopped worker is not lost";
+}
+
+// As when a callback drops the last reference to the process.
+TEST_F(WorkerProcessTest, BeginsToStopInACallback) {
+  Start("");
+  EXPECT_TRUE(StartCall().ok());
+  Event answered;
+  worker::Call launch;
+  launch.mutable_launch();
+  worker_->Call(std::move(launch), {}, [&](const auto& reply) {
+    worker_->BeginStop();
+    answered.Set(reply.status());
+  });
+  EXPECT_EQ(answered.Wait(), absl::OkStatus());
+  const pid_t pid = worker_->pid();
+  worker_.reset();
+  EXPECT_EQ(kill(pid, 0), -1);
+  EXPECT_EQ(errno, ESRCH);
 }
 
 TEST_F(WorkerProcessTest, MissingProgramIsAnError) {
