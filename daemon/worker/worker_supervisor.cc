@@ -1,6 +1,5 @@
 #include "daemon/worker/worker_supervisor.h"
 
-#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -114,15 +113,13 @@ absl::Status WorkerSupervisor::MayStartLocked(const WorkerKey& key, const Worker
       return status;
     }
   }
-  const auto starting = std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
-    return entry.first.uid == key.uid && entry.second.process != nullptr && !entry.second.open;
-  });
-  if (static_cast<std::size_t>(starting) < options_.max_starting_per_user) return absl::OkStatus();
+  const std::size_t starting = starting_->CountOf(key.uid);
+  if (starting < options_.max_starting_per_user) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kWorkersStarting,
                    absl::StrCat(starting, " workers of user ", key.uid,
-                                " are starting on this node, as many as may start at once: try "
-                                "again in a few seconds, and register layouts only on GPUs that "
-                                "exist (nvidia-smi -L)"));
+                                " are starting or ending on this node, as many as may do so at "
+                                "once: try again in a few seconds, and register layouts only on "
+                                "GPUs that exist (nvidia-smi -L)"));
 }
 
 absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
@@ -140,7 +137,10 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
     worker->policy.Failed(clock_->NowNs(), process.status());
     return process.status();
   }
-  worker->process = Share(*std::move(process));
+  starting_->Add(key.uid, incarnation);
+  worker->process = Share(*std::move(process), [starting = starting_, user = key.uid, incarnation] {
+    starting->Remove(user, incarnation);
+  });
   if (worker->policy.failures() > 0) ++worker->restarts;
   return absl::OkStatus();
 }
@@ -170,6 +170,7 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
     waiting.swap(worker->waiting);
     if (reply.ok()) {
       worker->open = true;
+      starting_->Remove(key.uid, incarnation);
       worker->started = reply->message.started();
       worker->checked_ns = clock_->NowNs();
       worker->policy.Started(worker->checked_ns);
@@ -227,11 +228,17 @@ WorkerSupervisor::Worker* WorkerSupervisor::FindLocked(const WorkerKey& key,
   return &found->second;
 }
 
-std::shared_ptr<WorkerProcess> WorkerSupervisor::Share(
-    std::unique_ptr<WorkerProcess> process) const {
-  return std::shared_ptr<WorkerProcess>(process.release(), [executor = executor_](auto* last) {
-    executor->Run([last] { delete last; });
-  });
+std::shared_ptr<WorkerProcess> WorkerSupervisor::Share(std::unique_ptr<WorkerProcess> process,
+                                                       std::function<void()> destroyed) const {
+  return std::shared_ptr<WorkerProcess>(
+      process.release(),
+      [executor = executor_, destroyed = std::move(destroyed)](WorkerProcess* last) {
+        last->BeginStop();
+        executor->Run([last, destroyed] {
+          delete last;
+          destroyed();
+        });
+      });
 }
 
 bool WorkerSupervisor::Tick() {
@@ -299,7 +306,7 @@ void WorkerSupervisor::Probe(std::function<void(absl::StatusOr<worker::Started>)
     found(process.status());
     return;
   }
-  const std::shared_ptr<WorkerProcess> probe = Share(*std::move(process));
+  const std::shared_ptr<WorkerProcess> probe = Share(*std::move(process), [] {});
   {
     const MutexLock lock(&mutex_);
     probe_ = probe;

@@ -22,6 +22,7 @@
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/worker/restart_policy.h"
+#include "daemon/worker/starting_workers.h"
 #include "daemon/worker/worker.pb.h"
 #include "daemon/worker/worker_process.h"
 
@@ -47,7 +48,8 @@ struct WorkerSupervisorOptions {
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers of a user may be starting at a time. One job exceeds this only with requests
+  // How many workers of a user may be starting at a time. A worker that ends before it has opened
+  // its GPU counts until its process object is destroyed. One job exceeds this only with requests
   // for GPUs that do not exist: a node has at most 56 MIG instances (7 on each of 8 GPUs).
   std::size_t max_starting_per_user = 64;
   // How many ended workers of a user are remembered when another one starts. A trainer may ask for
@@ -97,8 +99,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   using Lost = std::function<void(const WorkerKey&, const absl::Status&)>;
 
   // `lost` is called for every worker that ends by itself after it was ready. `executor` runs the
-  // destructors of processes, which wait for the processes' end. It must outlive the processes and
-  // this object.
+  // destructors of process objects, which wait for the ends of processes that have been told to
+  // stop. It must outlive the processes and this object.
   static std::shared_ptr<WorkerSupervisor> Make(WorkerSupervisorOptions options, Lost lost,
                                                 const Clock* clock, Executor* executor);
   ~WorkerSupervisor();
@@ -174,14 +176,17 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   void DropProbe();
   // Stops a worker that has left the table, and answers those that wait for it.
   void GiveUp(Worker* worker);
-  // Makes the executor destroy the process, because the process object's own thread may hold the
-  // last reference.
-  std::shared_ptr<WorkerProcess> Share(std::unique_ptr<WorkerProcess> process) const;
+  // When the last reference is dropped, tells the process to stop. Then the executor destroys the
+  // process object, because that object's own thread may hold the last reference. At last it calls
+  // `destroyed`.
+  std::shared_ptr<WorkerProcess> Share(std::unique_ptr<WorkerProcess> process,
+                                       std::function<void()> destroyed) const;
 
   const WorkerSupervisorOptions options_;
   const Lost lost_;
   const Clock* const clock_;
   Executor* const executor_;
+  const std::shared_ptr<StartingWorkers> starting_ = std::make_shared<StartingWorkers>();
 
   mutable Mutex mutex_;
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);

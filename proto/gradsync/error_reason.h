@@ -260,7 +260,8 @@ inline constexpr Reason kNcclTooOld("NCCL_TOO_OLD");
 inline constexpr Reason kWorkerLost("WORKER_LOST");
 // UNAVAILABLE. The GPU's worker failed before and is started again after a pause. A registration.
 inline constexpr Reason kWorkerRestarting("WORKER_RESTARTING");
-// RESOURCE_EXHAUSTED. Too many workers of the user are starting on this node. A registration.
+// RESOURCE_EXHAUSTED. Too many workers of the user are starting or ending on this node. A
+// registration.
 inline constexpr Reason kWorkersStarting("WORKERS_STARTING");
 
 // ---- Several nodes

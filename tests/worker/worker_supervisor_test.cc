@@ -7,11 +7,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/error.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/unique_fd.h"
 #include "daemon/worker/restart_policy.h"
 #include "tests/engine/event.h"
 #include "tests/kit/manual_clock.h"
@@ -28,6 +34,44 @@ std::string ReasonOf(const absl::Status& status) { return DetailsOf(status).reas
 constexpr std::size_t kMaxStarting = 2;
 constexpr std::size_t kMaxEnded = 3;
 constexpr std::uint64_t kCheckIntervalNs = 5 * kSecondNs;
+
+// Keeps work until a test runs it. Thread-safe. The destructor runs everything that is left.
+class HeldExecutor final : public Executor {
+ public:
+  ~HeldExecutor() override { RunAll(); }
+
+  void Run(std::function<void()> work) override {
+    const MutexLock lock(&mutex_);
+    held_.push_back(std::move(work));
+  }
+  void RunAll() {
+    std::vector<std::function<void()>> work;
+    {
+      const MutexLock lock(&mutex_);
+      work.swap(held_);
+    }
+    for (const auto& piece : work) piece();
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::function<void()>> held_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Sees the end of a process that lives when this object is made. Does not reap it.
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(pid_t pid) : pidfd_(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))) {}
+
+  // False if the process has not ended within kPatience.
+  bool AwaitEnd() const {
+    pollfd end{pidfd_.get(), POLLIN, 0};
+    return poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())) == 1;
+  }
+
+ private:
+  UniqueFd pidfd_;
+};
 
 class WorkerSupervisorTest : public ::testing::Test {
  protected:
@@ -54,7 +98,7 @@ class WorkerSupervisorTest : public ::testing::Test {
         [this](const WorkerKey& key, const absl::Status& why) {
           (key.job == "a" ? lost_ : other_lost_).Set(why);
         },
-        &clock_, &executor_);
+        &clock_, reaper_);
   }
 
   absl::StatusOr<std::shared_ptr<WorkerProcess>> Ensure(const WorkerKey& key) {
@@ -68,10 +112,19 @@ class WorkerSupervisorTest : public ::testing::Test {
     return result;
   }
 
+  // Waits until the process objects of all workers that have ended are destroyed.
+  void AwaitReaper() {
+    Event done;
+    executor_.Run([&done] { done.Set(); });
+    EXPECT_TRUE(done.Wait().has_value());
+  }
+
   Event lost_;        // a worker of job "a" is lost
   Event other_lost_;  // another worker is lost
   ManualClock clock_;
   SerialExecutor executor_;
+  HeldExecutor held_;
+  Executor* reaper_ = &executor_;
   std::shared_ptr<WorkerSupervisor> supervisor_;
 };
 
@@ -162,7 +215,9 @@ TEST_F(WorkerSupervisorTest, RemembersAFewEndedWorkersOfEachUser) {
   Begin("has no GPU");
   EXPECT_FALSE(Ensure({"b", "GPU-1", /*uid=*/2}).ok());
   for (std::size_t i = 0; i < kMaxEnded + 3; ++i) {
-    EXPECT_FALSE(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).ok());
+    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).status()),
+              "GPU_NOT_VISIBLE");
+    AwaitReaper();  // else it counts among the user's starting workers
   }
   // The last one began when kMaxEnded were left.
   std::vector<std::string> remembered;
@@ -215,12 +270,74 @@ TEST_F(WorkerSupervisorTest, LimitsStartingWorkersOfAUser) {
   for (Event& event : ended) EXPECT_FALSE(event.Wait().value().ok());
 }
 
+TEST_F(WorkerSupervisorTest, RefusedWorkersCountUntilTheyAreDestroyed) {
+  reaper_ = &held_;
+  Begin("has no GPU");
+  for (std::size_t i = 0; i < kMaxStarting; ++i) {
+    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).status()),
+              "GPU_NOT_VISIBLE");
+  }
+  const absl::Status refused = Ensure({"a", "GPU-new", /*uid=*/1}).status();
+  EXPECT_EQ(ReasonOf(refused), "WORKERS_STARTING");
+  EXPECT_THAT(refused.message(),
+              HasSubstr("2 workers of user 1 are starting or ending on this node"));
+  EXPECT_EQ(ReasonOf(Ensure({"b", "GPU-new", /*uid=*/2}).status()), "GPU_NOT_VISIBLE")
+      << "another user's workers do not count";
+  held_.RunAll();
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", /*uid=*/1}).status()), "GPU_NOT_VISIBLE");
+}
+
+TEST_F(WorkerSupervisorTest, WorkersThatDieAtStartCountUntilTheyAreDestroyed) {
+  reaper_ = &held_;
+  Begin("dies at start");
+  for (std::size_t i = 0; i < kMaxStarting; ++i) {
+    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).status()),
+              "WORKER_LOST");
+  }
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", /*uid=*/1}).status()), "WORKERS_STARTING");
+}
+
+TEST_F(WorkerSupervisorTest, WorkersThatHaveOpenedTheirGpusDoNotCount) {
+  reaper_ = &held_;
+  Begin("");
+  for (std::size_t i = 0; i < kMaxStarting + 1; ++i) {
+    EXPECT_TRUE(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).ok()) << "open";
+  }
+  EXPECT_TRUE(supervisor_->Tick());
+  clock_.Advance(61 * kSecondNs);
+  EXPECT_FALSE(supervisor_->Tick());
+  EXPECT_TRUE(Ensure({"a", "GPU-new", /*uid=*/1}).ok()) << "ending";
+}
+
+TEST_F(WorkerSupervisorTest, WorkersEndBeforeTheReaperDestroysThem) {
+  reaper_ = &held_;
+  Begin("");
+  std::vector<ProcessWatch> processes;
+  for (const char* const device : {"GPU-1", "GPU-2"}) {
+    const auto worker = Ensure({"a", device});
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    processes.emplace_back((*worker)->pid());
+  }
+  EXPECT_TRUE(supervisor_->Tick());
+  clock_.Advance(61 * kSecondNs);
+  EXPECT_FALSE(supervisor_->Tick());
+  for (const ProcessWatch& process : processes) EXPECT_TRUE(process.AwaitEnd());
+}
+
+TEST_F(WorkerSupervisorTest, ReaperMayDestroyAWorkerAfterTheSupervisor) {
+  reaper_ = &held_;
+  Begin("has no GPU");
+  EXPECT_FALSE(Ensure({"a", "GPU-1"}).ok());
+  supervisor_.reset();
+  held_.RunAll();
+}
+
 TEST_F(WorkerSupervisorTest, StopsAnIdleWorker) {
   Begin("");
   auto worker = Ensure({"a", "GPU-1"});
   ASSERT_TRUE(worker.ok());
   const pid_t pid = (*worker)->pid();
-  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
+  const ProcessWatch process(pid);
   clock_.Advance(100 * kSecondNs);
   EXPECT_TRUE(supervisor_->Tick()) << "a caller holds the worker";
   worker->reset();
@@ -235,9 +352,7 @@ TEST_F(WorkerSupervisorTest, StopsAnIdleWorker) {
   clock_.Advance(61 * kSecondNs);
   EXPECT_FALSE(supervisor_->Tick());
   EXPECT_TRUE(supervisor_->Workers().empty());
-  pollfd end{pidfd, POLLIN, 0};
-  EXPECT_EQ(poll(&end, 1, static_cast<int>(std::chrono::milliseconds(kPatience).count())), 1);
-  close(pidfd);
+  EXPECT_TRUE(process.AwaitEnd());
   EXPECT_FALSE(lost_.Wait(std::chrono::milliseconds(0)).has_value())
       << "a stopped worker is not lost";
 }

@@ -543,7 +543,8 @@ class Session {
   //                        GPU_EXCLUSIVE, GPU_UNUSABLE, GPU_UNSUPPORTED, MPS_OTHER_USER. The
   //                        message says what to do.
   //   RESOURCE_EXHAUSTED   GPU_OUT_OF_MEMORY. MPS_FULL: MPS takes no more clients.
-  //                        WORKERS_STARTING: too many of the user's workers are starting.
+  //                        WORKERS_STARTING: too many of the user's workers are starting or
+  //                        ending.
   //   UNAVAILABLE          WORKER_LOST, WORKER_RESTARTING: the GPU's worker has failed.
   virtual absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(const LayoutSpec& spec) = 0;
   // Replaces `old`, a layout of this session, by `spec`, between two of its steps. `spec` has the

@@ -232,7 +232,7 @@ class Session:
             reasons say why the GPU cannot be used.
           DeadlineExceededError: names the ranks that did not come.
           ResourceExhaustedError: a quota, memory, or the GPU's memory. MPS_FULL. WORKERS_STARTING:
-            too many of the user's workers are starting on this node.
+            too many of the user's workers are starting or ending on this node.
           UnavailableError: WORKER_LOST, WORKER_RESTARTING: the GPU's worker has failed.
           UnimplementedError: CUDA_UNAVAILABLE: the library was built without CUDA, or the daemon
             has no workers for GPUs. LOSS_POLICY: a layout on a GPU, with on_rank_loss="hold".
