@@ -246,17 +246,24 @@ void RegistrationsAcross(const Target& target) {
   });
 }
 
-// Registers layouts on GPUs that do not exist, without a pause: a worker looks for each.
+// Registers layouts on GPUs that do not exist, without a pause and several at a time: a worker
+// looks for each.
 void WorkerStarts(const Target& target) {
+  constexpr std::uint64_t kAtATime = 8;
   OnThreads(4, [&](int thread, const Begun& begun) {
     RawSession rank(target.socket);
     const std::string job = "workers" + std::to_string(thread);
     bool refused = rank.Open(0, 1, job).has_value();
-    for (std::uint64_t id = 1; refused; ++id) {
-      v1::SessionRequest layout = RawSession::LayoutRequest(1, 1);
-      layout.mutable_register_layout()->set_request_id(id);
-      layout.mutable_register_layout()->set_device("GPU-" + std::to_string(id));
-      refused = rank.Send(layout) && rank.Await(v1::SessionResponse::kOperationFailed).has_value();
+    for (std::uint64_t id = 1; refused; id += kAtATime) {
+      for (std::uint64_t i = 0; refused && i < kAtATime; ++i) {
+        v1::SessionRequest layout = RawSession::LayoutRequest(1, 1, "layout" + std::to_string(i));
+        layout.mutable_register_layout()->set_request_id(id + i);
+        layout.mutable_register_layout()->set_device("GPU-" + std::to_string(id + i));
+        refused = rank.Send(layout);
+      }
+      for (std::uint64_t i = 0; refused && i < kAtATime; ++i) {
+        refused = rank.Await(v1::SessionResponse::kOperationFailed).has_value();
+      }
       begun();
     }
   });
