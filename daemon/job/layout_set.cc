@@ -235,6 +235,8 @@ void LayoutSet::MatchReplacement(std::uint32_t rank, LayoutRequest* request,
   const std::uint32_t replaces = agreement->replaces();
   if (request->replaces == 0 && Released(rank, replaces)) request->replaces = replaces;
   if (request->replaces == 0 || replaces != 0) return;
+  // Its first rank registered it before there was the other layout: it has a place of its own.
+  if (request->replaces > agreement->channel()) return;
   for (std::uint32_t other = 0; other < members_->world_size(); ++other) {
     if (agreement->Registered(other) && !Released(other, request->replaces)) return;
   }
@@ -315,21 +317,21 @@ void LayoutSet::Settle(DeferredActions* actions) {
       it = layouts_.erase(it);
       continue;
     }
-    // `it` stays valid: what is erased below is the replaced layout, which has a lower channel.
+    // May erase another layout, but not this one: `it` stays valid.
+    if (!layout.ready() && layout.agreement().Complete()) BeginSteps(&layout, actions);
     ++it;
-    if (layout.ready() || !layout.agreement().Complete()) continue;
-    const auto replaced = layouts_.find(layout.agreement().replaces());
-    // The executor still ends a void step of the layout. The next tick comes back.
-    if (replaced != layouts_.end() && replaced->second->in_flight() > 0) continue;
-    if (replaced == layouts_.end()) {
-      layout.Begin(nullptr, actions);
-    } else {
-      layout.Begin(replaced->second.get(), actions);
-      // Also releases the layout's memory, including its arenas.
-      actions->releases.emplace_back(std::move(replaced->second));
-      layouts_.erase(replaced);
-    }
   }
+}
+
+void LayoutSet::BeginSteps(LayoutChannel* layout, DeferredActions* actions) {
+  const auto replaced = layouts_.find(layout->agreement().replaces());
+  if (replaced == layouts_.end()) return layout->Begin(nullptr, actions);
+  // The executor still ends a void step of the layout. The next tick comes back.
+  if (replaced->second->in_flight() > 0) return;
+  layout->Begin(replaced->second.get(), actions);
+  // Also releases the layout's memory, including its arenas.
+  actions->releases.emplace_back(std::move(replaced->second));
+  layouts_.erase(replaced);
 }
 
 void LayoutSet::Refuse(std::uint32_t rank, std::uint32_t channel, const absl::Status& why,

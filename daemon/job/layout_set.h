@@ -184,7 +184,8 @@ class LayoutSet {
   absl::Status CheckName(std::uint32_t rank, const LayoutRequest& request,
                          const LayoutChannel* pending) const;
   // Matches two requests: one rank has released the old layout and registers a new one, another
-  // rank replaces the old layout. Both end the old layout, so they may agree.
+  // rank replaces the old layout. Both end the old layout, so they may agree. They do not if the
+  // agreement on the new layout began before the one on the old layout.
   void MatchReplacement(std::uint32_t rank, LayoutRequest* request,
                         LayoutAgreement* agreement) const;
   // Takes the spec and the plan out of the request.
@@ -192,6 +193,9 @@ class LayoutSet {
   // Begins the layouts that are agreed, and drops those that were replaced or have failed. Called
   // after every change.
   void Settle(DeferredActions* actions);
+  // Begins a layout whose agreement is complete, and drops the layout that it replaces. Does
+  // nothing while work is in flight for that layout.
+  void BeginSteps(LayoutChannel* layout, DeferredActions* actions);
   static LayoutSnapshot SnapshotOf(std::uint32_t channel, const LayoutChannel& layout);
   static ReleasedLayout RemainsOf(std::uint32_t channel, LayoutChannel* layout,
                                   std::uint64_t timeline_bytes);

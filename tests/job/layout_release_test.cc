@@ -184,6 +184,26 @@ TEST_F(LayoutReleaseTest, ReplacementDoesNotMatchTheRegistrationOfARankThatHasTh
       << differs;
 }
 
+TEST_F(LayoutReleaseTest, ReplacementDoesNotMatchARegistrationThatIsOlderThanTheReplacedLayout) {
+  const std::uint32_t older = Register(0, Spec(3, "older"));
+  const std::uint32_t newer = Agree(Spec(2, "newer"));
+  Release(0, newer);
+  const absl::Status differs = Ask(1, Spec(3, "older"), newer);
+  for (const absl::Status& status : {differs, Only<LayoutFailedMessage>(0).status}) {
+    EXPECT_EQ(ReasonOf(status), "LAYOUT_MISMATCH");
+    EXPECT_TRUE(Says(status, "replaces no layout on rank 0, that of channel 3 on rank 1"))
+        << status;
+  }
+  // These were in flight. If they complete an agreement, it drops the next layout in order.
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(job_->ArenaMapped(Of(rank), older, {}).ok());
+  }
+  EXPECT_TRUE(Shared(1, newer));
+  Release(1, newer);
+  EXPECT_FALSE(Shared(1, newer));
+  EXPECT_EQ(layouts(), 1u);
+}
+
 TEST_F(LayoutReleaseTest, StepThatARankHasEndedBeforeIsStillComplete) {
   DoStep(1, channel_, 2);
   Release(1, channel_);
