@@ -205,13 +205,16 @@ absl::Status LayoutSet::RanksLeft(absl::string_view layout) const {
 }
 
 LayoutChannel* LayoutSet::FindPending(const LayoutRequest& request) const {
+  LayoutChannel* same_name = nullptr;
   for (const auto& [channel, layout] : layouts_) {
     if (layout->ready()) continue;
-    const bool same_place =
-        request.replaces != 0 && layout->agreement().replaces() == request.replaces;
-    if (same_place || layout->name() == request.spec.name) return layout.get();
+    // Counts before the name: a layout has at most one replacement.
+    if (request.replaces != 0 && layout->agreement().replaces() == request.replaces) {
+      return layout.get();
+    }
+    if (same_name == nullptr && layout->name() == request.spec.name) same_name = layout.get();
   }
-  return nullptr;
+  return same_name;
 }
 
 absl::Status LayoutSet::CheckName(std::uint32_t rank, const LayoutRequest& request,

@@ -178,7 +178,8 @@ class LayoutSet {
   // RANKS_LEFT if some rank has left and stays. Otherwise OK.
   absl::Status RanksLeft(absl::string_view layout) const;
 
-  // The agreement that a request belongs to; null if the request begins one.
+  // The agreement that a request belongs to; null if the request begins one. That on a replacement
+  // of the same layout comes before one on a layout of the same name.
   LayoutChannel* FindPending(const LayoutRequest& request) const;
   // ALREADY_REGISTERED if the rank has another layout of that name and does not replace it.
   absl::Status CheckName(std::uint32_t rank, const LayoutRequest& request,

@@ -204,6 +204,23 @@ TEST_F(LayoutReleaseTest, ReplacementDoesNotMatchARegistrationThatIsOlderThanThe
   EXPECT_EQ(layouts(), 1u);
 }
 
+TEST_F(LayoutReleaseTest, LayoutHasOneReplacement) {
+  // Another job, of three ranks.
+  sinks_.clear();
+  memory_.clear();
+  Start(3);
+  channel_ = Agree(Spec(2));
+  Release(0, channel_);
+  Register(0, Spec(3, "first"));
+  Register(1, Spec(3, "second"), channel_);
+  // By its name it belongs to the first one.
+  const absl::Status differs = Ask(2, Spec(3, "first"), channel_);
+  EXPECT_EQ(ReasonOf(differs), "LAYOUT_MISMATCH");
+  EXPECT_TRUE(Says(differs, "name: 'second' on rank 1, 'first' on rank 2")) << differs;
+  EXPECT_EQ(ReasonOf(Only<LayoutFailedMessage>(1).status), "LAYOUT_MISMATCH");
+  EXPECT_TRUE(sink(0).messages().empty());
+}
+
 TEST_F(LayoutReleaseTest, StepThatARankHasEndedBeforeIsStillComplete) {
   DoStep(1, channel_, 2);
   Release(1, channel_);
