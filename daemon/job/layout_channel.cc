@@ -377,26 +377,30 @@ RankSession LayoutChannel::AverageSource(std::size_t index) const {
 
 void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions) {
   if (step_.phase() != Phase::kRunning) return;
+  const RankSession from = AverageSource(index);
+  const RankSession to = members_->SessionOf(rank);
+  const RankMemory* const source = agreement_.memory(from);
+  const RankMemory* const target = agreement_.memory(to);
+  if (source == nullptr || target == nullptr) return;
   copies_.push_back(std::make_unique<AverageCopy>());
   AverageCopy* const copy = copies_.back().get();
   copy->bucket = index;
-  copy->to = members_->SessionOf(rank);
-  copy->from = AverageSource(index);
-  const RankMemory* const source = agreement_.memory(copy->from);
+  copy->to = to;
+  copy->from = from;
   const std::uint64_t offset = plan_.buckets[index].offset;
-  std::byte* const to = agreement_.memory(copy->to)->data + offset;
+  std::byte* const data = target->data + offset;
   const ReduceOperation& reduction = reductions_[index];
   copy->check.dtype = reduction.dtype;
   copy->check.count = reduction.count;
   copy->check.user = reduction.user;
   copy->check.flow = reduction.flow;
   copy->check.measure = reduction.measure;
-  copy->check.SetBuffers({to});
+  copy->check.SetBuffers({data});
   copy->check.host().measured_of = reductions_[index].host().buffers.size();
   copy->check.done = [this, copy](const ReduceTimes&) { copied_(this, copy); };
   step_.CopyBegun();
   Pieces pieces([this, copy] { copied_(this, copy); });
-  pieces.AddCopy(to, source->data + offset, copy->check.count * ItemSize(copy->check.dtype));
+  pieces.AddCopy(data, source->data + offset, copy->check.count * ItemSize(copy->check.dtype));
   pieces.Begin(actions);
 }
 

@@ -215,7 +215,8 @@ class LayoutChannel {
   // The session from whose memory the average of a reduced bucket is copied: a live one if there is
   // one, else a lost one.
   RankSession AverageSource(std::size_t index) const;
-  // Copies the average of a reduced bucket to a session that needs it.
+  // Copies the average of a reduced bucket to a session that needs it. Does nothing if no session
+  // with memory has the average, or this one has no memory.
   void CopyAverage(std::size_t index, std::uint32_t rank, DeferredActions* actions);
   // True if every bucket is done, and none is known to be void on the GPUs. Then the trainers'
   // streams may have seen the running step complete.

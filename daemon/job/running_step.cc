@@ -96,6 +96,7 @@ std::optional<std::uint32_t> RunningStep::GivePosition(std::uint32_t rank, Posit
 }
 
 void RunningStep::Lose(std::uint32_t rank) {
+  ranks_[rank].incarnation = 0;
   if (ranks_[rank].ended) return;
   for (std::size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     if (!Waiting(bucket) || Ready(bucket, rank) == 0) continue;

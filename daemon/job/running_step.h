@@ -92,7 +92,7 @@ class RunningStep {
   std::optional<Position> PositionOf(std::uint32_t rank) const { return ranks_[rank].position; }
   // The rank's session is lost. If it has ended the step, its gradients stay in every bucket.
   // Otherwise they stay only in the buckets that were submitted, and the rank is no longer ready in
-  // the others. The rank's next session marks all buckets.
+  // the others. The rank's next session marks all buckets. The lost session needs no average.
   void Lose(std::uint32_t rank);
   // True if the rank has begun the step.
   bool Has(std::uint32_t rank) const { return ranks_[rank].marks > 0 || ranks_[rank].ended; }
@@ -141,7 +141,7 @@ class RunningStep {
     std::uint32_t ready_ranks = 0;  // those with an incarnation in ready_
   };
   struct Rank {
-    std::uint64_t incarnation = 0;  // of the session that has marked
+    std::uint64_t incarnation = 0;  // of the session that has marked; 0: none, or it is lost
     std::vector<bool> marked;       // by bucket
     std::size_t marks = 0;
     bool ended = false;

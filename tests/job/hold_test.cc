@@ -275,6 +275,53 @@ TEST_F(HoldTest, RankMayBeLostAgain) {
   EXPECT_EQ(Value(0, 1), 3);
 }
 
+// The buckets that are being reduced have the gradients of the first lost session. The second one
+// needs their averages until it is lost.
+TEST_F(HoldTest, RankMayBeLostAgainAfterItHasEndedTheStep) {
+  Begin(2);
+  for (const std::uint32_t bucket : {0u, 1u}) {
+    Mark(0, 2, bucket, 1);
+    Mark(1, 2, bucket, 3);
+  }
+  End(0, 2);
+  Lose(1);
+  Return(1);
+  for (const std::uint32_t bucket : {0u, 1u}) Mark(1, 2, bucket, 500);
+  End(1, 2);
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
+  TakeAll();
+  reducer_.CompleteAll();
+  ExpectComplete({0});
+  for (const std::uint32_t bucket : {0u, 1u}) EXPECT_EQ(Value(0, bucket), 2);
+  Return(1);
+  EXPECT_EQ(Only<LayoutReadyMessage>(1).first_step, 3u);
+}
+
+TEST_F(HoldTest, AverageIsNotCopiedToALostSessionWhoseGradientsAreNeeded) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) Mark(rank, 2, 0, 1);
+  Lose(1);
+  Return(1);
+  for (const std::uint32_t bucket : {0u, 1u}) Mark(1, 2, bucket, 5);
+  End(1, 2);
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  executor_.RunAll();
+  reducer_.CompleteAll();
+  EXPECT_TRUE(lost->Shared()) << "bucket 1 waits, and needs its gradients";
+  Copy();
+  EXPECT_EQ(*lost->At<float>(offsets_[0]), 5);
+  Mark(0, 2, 1, 1);
+  End(0, 2);
+  reducer_.CompleteAll();
+  EXPECT_EQ(Value(0, 1), 3);
+  executor_.RunAll();
+  EXPECT_FALSE(lost->Shared());
+}
+
 TEST_F(HoldTest, SeveralRanksAndRankZeroMayBeLostAtOnce) {
   Begin(4);
   for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) Mark(rank, 2, 0, rank);

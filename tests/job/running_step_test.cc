@@ -71,6 +71,24 @@ TEST_F(RunningStepTest, LossOfTheNextSessionIsAsThatOfTheFirst) {
   EXPECT_EQ(step_.ReadySession(0, 1), 13u);
 }
 
+TEST_F(RunningStepTest, LostSessionNeedsNoAverage) {
+  for (const bool ended : {false, true}) {
+    SCOPED_TRACE(ended ? "it had ended the step" : "it had not ended the step");
+    RunningStep step{/*number=*/5, kBuckets, /*ranks=*/2, /*parameters=*/1};
+    step.Begin(/*deadline_ns=*/1000);
+    step.Mark(kOther, 0, 1);
+    step.Mark(kLost, 0, 2);
+    step.Submitted(0);
+    step.Lose(1);
+    for (std::size_t i = 0; i < kBuckets; ++i) step.Mark(kNext, i, 3);
+    EXPECT_TRUE(step.NeedsAverage(kNext, 0));
+    if (ended) step.End(1);
+    step.Lose(1);
+    EXPECT_FALSE(step.NeedsAverage(kNext, 0));
+    EXPECT_EQ(step.ReadySession(1, 1), ended ? kNext.incarnation : 0);
+  }
+}
+
 TEST_F(RunningStepTest, GradientsOfASessionThatEndedTheStepStay) {
   Mark(kLost, kBuckets);
   step_.End(1);

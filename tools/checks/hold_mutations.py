@@ -109,6 +109,11 @@ MUTATIONS = (
         "rank.marked[bucket] &&",
     ),
     Mutation(
+        "a lost session that had ended the step needs an average",
+        "daemon/job/running_step.cc",
+        "  ranks_[rank].incarnation = 0;\n",
+    ),
+    Mutation(
         "a copy does not keep the step open",
         "daemon/job/running_step.h",
         "void CopyBegun() { ++in_flight_; }\n  void CopyDone() { --in_flight_; }",
