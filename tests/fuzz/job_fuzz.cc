@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "daemon/base/error.h"
 #include "daemon/job/job.h"
 #include "daemon/rpc/rank_dispatch.h"
 #include "gradsync/v1/gradsync.pb.h"
@@ -53,6 +54,7 @@ class World {
       for (std::uint32_t rank = 0; rank < kRanks; ++rank)
         Take(rank, fuzz::LayoutMessage("a", 3, 0));
       for (std::uint32_t rank = 0; rank < kRanks; ++rank) Take(rank, fuzz::MappedMessage(1));
+      if (options_.Holds()) CompleteFirstStep();
     }
   }
 
@@ -70,6 +72,18 @@ class World {
   }
 
  private:
+  // From then on a rank that is lost is held.
+  void CompleteFirstStep() {
+    v1::SessionRequest request;
+    request.mutable_end_step()->set_channel(1);
+    request.mutable_end_step()->set_step(1);
+    request.mutable_end_step()->set_ready_rest(true);
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) Take(rank, request);
+    reducer_.CompleteAll();
+    for (std::uint32_t rank = 0; rank < kRanks; ++rank) Learn(rank);
+    FUZZ_CHECK(counts_.step == 2);
+  }
+
   void Act() {
     switch (reader_.Below(16)) {
       case 10:
@@ -90,7 +104,9 @@ class World {
         return;
       case 14: {
         const std::uint32_t rank = reader_.Below(kRanks);
-        Lose(rank, absl::AbortedError("its process has ended"));
+        // Only with this reason is a rank held.
+        Lose(rank,
+             MakeError(absl::StatusCode::kAborted, reason::kProcessEnded, "its process has ended"));
         return;
       }
       case 15:

@@ -59,9 +59,11 @@ v1::SessionRequest NextMessage(ByteReader* reader, std::uint32_t newest, RankCou
       request.mutable_abandon_step()->set_step(reader->Number(counts->step));
       request.mutable_abandon_step()->set_reason("why");
       break;
-    case 7:
-      request = LayoutMessage(reader->Bool() ? "a" : "b", 1 + reader->Below(3),
-                              reader->Bool() ? channel() : 0);
+    case 7: {
+      // One after the other: the order of arguments is the compiler's.
+      const std::string name = reader->Bool() ? "a" : "b";
+      const std::uint32_t buckets = 1 + reader->Below(3);
+      request = LayoutMessage(name, buckets, reader->Bool() ? channel() : 0);
       if (reader->Below(4) == 0) {
         request.mutable_register_layout()->set_buffer_bytes(reader->Below(100));
       }
@@ -70,6 +72,7 @@ v1::SessionRequest NextMessage(ByteReader* reader, std::uint32_t newest, RankCou
         *request.mutable_layout_part()->add_parameters() = first;
       }
       break;
+    }
     case 8:
     case 9:
       request = MappedMessage(channel());
