@@ -423,7 +423,9 @@ absl::Status LayoutChannel::Copied(AverageCopy* copy, std::uint64_t now_ns,
         "needs it after a loss. Do not write to gradients between WaitBucket and WaitStep");
   }
   const RankMemory* const memory = agreement_.memory(copy->to);
-  if (running && memory != nullptr && memory->semaphores != nullptr) {
+  // If the session was lost meanwhile, the rank's next session has no average yet.
+  const bool present = copy->to == members_->SessionOf(copy->to.rank);
+  if (running && present && memory != nullptr && memory->semaphores != nullptr) {
     memory->semaphores->SignalDone(copy->bucket, step());
     TellBucketDone(copy->bucket, copy->to.rank, actions);
   }

@@ -322,6 +322,29 @@ TEST_F(HoldTest, AverageIsNotCopiedToALostSessionWhoseGradientsAreNeeded) {
   EXPECT_FALSE(lost->Shared());
 }
 
+TEST_F(HoldTest, NextSessionIsNotToldOfTheAverageOfALostOne) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) Mark(rank, 2, 0, 3);
+  reducer_.CompleteAll();
+  Lose(1);
+  Return(1);
+  Mark(1, 2, 0, 9);  // its average is being copied
+  const auto lost = std::move(memory_[channel_ - 1][1]);
+  Lose(1);
+  ASSERT_TRUE(Rejoin(1).ok());
+  LayoutRequest request = Request(Spec(2));
+  request.bucket_done_messages = true;
+  ASSERT_TRUE(job_->RegisterLayout(Of(1), std::move(request)).ok());
+  memory_[channel_ - 1][1] = std::make_unique<TrainerMemory>(lost->bytes(), 2);
+  ASSERT_TRUE(Map(1, channel_).ok());
+  Copy();
+  EXPECT_TRUE(sink(1).Of<BucketDoneMessage>().empty());
+  Mark(1, 2, 0, 9);
+  Copy();
+  EXPECT_EQ(Only<BucketDoneMessage>(1).bucket, 0u);
+  EXPECT_EQ(Value(1, 0), 3);
+}
+
 TEST_F(HoldTest, SeveralRanksAndRankZeroMayBeLostAtOnce) {
   Begin(4);
   for (const std::uint32_t rank : {0u, 1u, 2u, 3u}) Mark(rank, 2, 0, rank);
