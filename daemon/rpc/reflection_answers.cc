@@ -3,9 +3,11 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/descriptor.pb.h>
 
+#include <cstddef>
 #include <set>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -18,6 +20,29 @@ using grpc::reflection::v1alpha::ExtensionNumberResponse;
 using grpc::reflection::v1alpha::FileDescriptorResponse;
 using grpc::reflection::v1alpha::ServerReflectionRequest;
 using grpc::reflection::v1alpha::ServerReflectionResponse;
+
+// The longest name, in bytes, that is looked up. The pool takes a time that grows with the square
+// of the dots in a name, and holds a lock that all users share.
+constexpr std::size_t kMaxNameBytes = 512;
+
+// The name that is to be looked up. Empty: none is.
+const std::string& NameIn(const ServerReflectionRequest& request) {
+  switch (request.message_request_case()) {
+    case ServerReflectionRequest::kFileByFilename:
+      return request.file_by_filename();
+    case ServerReflectionRequest::kFileContainingSymbol:
+      return request.file_containing_symbol();
+    case ServerReflectionRequest::kFileContainingExtension:
+      return request.file_containing_extension().containing_type();
+    case ServerReflectionRequest::kAllExtensionNumbersOfType:
+      return request.all_extension_numbers_of_type();
+    case ServerReflectionRequest::kListServices:
+    case ServerReflectionRequest::MESSAGE_REQUEST_NOT_SET:
+      break;
+  }
+  static const auto* const none = new std::string();
+  return *none;
+}
 
 // Adds a file and all that it imports, each once.
 void AddFile(const FileDescriptor& file, std::set<const FileDescriptor*>* added,
@@ -76,6 +101,13 @@ bool Answer(const ServerReflectionRequest& request, const std::vector<std::strin
   return false;
 }
 
+void SetError(absl::StatusCode code, const std::string& message,
+              ServerReflectionResponse* response) {
+  auto* const error = response->mutable_error_response();
+  error->set_error_code(static_cast<int>(code));
+  error->set_error_message(message);
+}
+
 }  // namespace
 
 ServerReflectionResponse AnswerReflection(const ServerReflectionRequest& request,
@@ -83,10 +115,13 @@ ServerReflectionResponse AnswerReflection(const ServerReflectionRequest& request
   ServerReflectionResponse response;
   response.set_valid_host(request.host());
   *response.mutable_original_request() = request;
-  if (!Answer(request, services, &response)) {
-    auto* const error = response.mutable_error_response();
-    error->set_error_code(static_cast<int>(absl::StatusCode::kNotFound));
-    error->set_error_message("the daemon has no such file, symbol or extension");
+  if (const std::size_t bytes = NameIn(request).size(); bytes > kMaxNameBytes) {
+    SetError(absl::StatusCode::kInvalidArgument,
+             absl::StrCat("the name has ", bytes, " bytes; ", kMaxNameBytes, " allowed"),
+             &response);
+  } else if (!Answer(request, services, &response)) {
+    SetError(absl::StatusCode::kNotFound, "the daemon has no such file, symbol or extension",
+             &response);
   }
   return response;
 }

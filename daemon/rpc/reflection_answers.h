@@ -11,7 +11,7 @@
 namespace gradsync::daemon {
 
 // Describes what is linked into the program. `services`: the full names of those that the server
-// has. Thread-safe.
+// has. A name of more than 512 bytes is refused. Thread-safe.
 grpc::reflection::v1alpha::ServerReflectionResponse AnswerReflection(
     const grpc::reflection::v1alpha::ServerReflectionRequest& request,
     const std::vector<std::string>& services);
