@@ -13,6 +13,7 @@
 #include "daemon/base/error.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/health_answers.h"
+#include "daemon/rpc/message_memory.h"
 #include "daemon/rpc/question_desk.h"
 #include "daemon/rpc/reflection_answers.h"
 #include "daemon/rpc/stream_count.h"
@@ -43,6 +44,11 @@ constexpr std::uint64_t kPatienceNs = 10'000'000'000;
 constexpr std::uint64_t kReflectionPatienceNs = 60'000'000'000;
 // Answers up to here cost their user nothing, so that asking works when the quota is used up.
 constexpr std::size_t kFreeAnswerBytes = 1 << 20;
+
+// Until an answer has been read, there are the message and its form on the wire.
+std::size_t BytesOf(const google::protobuf::Message& answer) {
+  return MemoryOf(answer) + answer.ByteSizeLong();
+}
 
 }  // namespace
 
@@ -79,7 +85,7 @@ struct AskingService::Parts {
                              executor->Run(asker.tenant(), [this, stream, answer, asker, request] {
                                absl::StatusOr<Out> out = answer(asker, request);
                                if (!out.ok()) return stream->Refuse(out.status());
-                               auto charge = ChargeFor(out->ByteSizeLong(), asker.tenant());
+                               auto charge = ChargeFor(BytesOf(*out), asker.tenant());
                                if (!charge.ok()) return stream->Refuse(charge.status());
                                stream->AnswerLast(*std::move(out), *std::move(charge));
                              });

@@ -3,6 +3,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "daemon/rpc/message_memory.h"
 #include "daemon/rpc/status_mapping.h"
 
 namespace gradsync::daemon {
@@ -170,7 +171,7 @@ struct QueuedBytesOf {
 
 }  // namespace
 
-void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
+void EncodeBuckets(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
   assigned->set_arena_bytes(plan.arena_bytes);
   assigned->set_verdict_offset(plan.verdict_offset);
   for (const PlannedBucket& bucket : plan.buckets) {
@@ -179,6 +180,10 @@ void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
     out->set_count(bucket.count);
     out->set_offset(bucket.offset);
   }
+}
+
+void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
+  EncodeBuckets(plan, assigned);
   for (const PlannedParameter& placement : plan.placements) {
     auto* out = assigned->add_placements();
     out->set_bucket(placement.bucket);
@@ -233,6 +238,14 @@ void Encode(const SessionMessage& message, v1::SessionResponse* response) {
 
 std::size_t QueuedBytes(const SessionMessage& message) {
   return sizeof(SessionMessage) + std::visit(QueuedBytesOf{}, message);
+}
+
+std::size_t QueuedBytes(const v1::SessionResponse& answer) {
+  if (!answer.has_layout_assigned()) return MemoryOf(answer);
+  constexpr std::size_t kTextBytes = 256;  // of the nonce and of the IPC handle
+  const v1::LayoutAssigned& assigned = answer.layout_assigned();
+  return sizeof(answer) + sizeof(assigned) + kMallocBytes + kTextBytes +
+         MemoryOfPlain(assigned.buckets()) + MemoryOfPlain(assigned.placements());
 }
 
 }  // namespace gradsync::daemon

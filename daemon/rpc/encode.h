@@ -19,6 +19,11 @@ void Encode(const SessionMessage& message, v1::SessionResponse* response);
 // Estimates, in bytes, the memory of a message while it is queued. Allocates nothing. Takes
 // constant time, except for a forwarded message.
 std::size_t QueuedBytes(const SessionMessage& message);
+// The same for an answer. Takes constant time for LayoutAssigned. The other answers are short, or
+// there is one per session: it visits each part of them.
+std::size_t QueuedBytes(const v1::SessionResponse& answer);
+// Writes buckets and size.
+void EncodeBuckets(const LayoutPlan& plan, v1::LayoutAssigned* assigned);
 // Writes buckets, placements and size.
 void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned);
 // Writes the layout as a rank that came back after a loss has to register it.

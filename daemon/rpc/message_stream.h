@@ -20,7 +20,8 @@
 
 namespace gradsync::daemon {
 
-// The most that the other side may leave unread. If it leaves more, it is disconnected.
+// The most that the other side may leave unread. If it leaves more, it is disconnected. A message
+// that waits alone may have more bytes.
 struct UnreadLimits {
   std::size_t messages = 0;
   std::size_t bytes = 0;
@@ -52,7 +53,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     if (sum + writing_bytes_ > granted_bytes_) {
       refused_ = Grant(sum + writing_bytes_, &granted_bytes_);
     }
-    if (queue_.size() >= limits_.messages || sum > limits_.bytes || !refused_.ok()) {
+    const bool too_long = sum > limits_.bytes && !queue_.empty();
+    if (queue_.size() >= limits_.messages || too_long || !refused_.ok()) {
       overflow_ = true;
       unread_ = {queue_.size(), queued_bytes_};
       return;

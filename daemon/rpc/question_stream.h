@@ -25,6 +25,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/tenant.h"
 #include "daemon/rpc/connections.h"
+#include "daemon/rpc/message_memory.h"
 #include "daemon/rpc/server_stream.h"
 
 namespace gradsync::daemon {
@@ -132,7 +133,7 @@ class QuestionStream final : public ServerStream<In, Out> {
   bool EndsByItself() const override { return method_.asks_once; }
   bool AsksForDone() const override { return true; }
 
-  std::size_t BytesOf(const Out& answer) const override { return answer.ByteSizeLong(); }
+  std::size_t BytesOf(const Out& answer) const override { return MemoryOf(answer); }
   void ToWire(Out answer, Out* out) override { *out = std::move(answer); }
 
   const QuestionMethod<In, Out>& method_;

@@ -81,7 +81,7 @@ void SessionStream::OnEnd(const absl::Status& end) {
 
 std::size_t SessionStream::BytesOf(const SessionItem& item) const {
   if (const auto* message = std::get_if<SessionMessage>(&item)) return QueuedBytes(*message);
-  return std::get<v1::SessionResponse>(item).ByteSizeLong();
+  return sizeof(SessionItem) + QueuedBytes(std::get<v1::SessionResponse>(item));
 }
 
 // A queue that is read stays below kFreeQueueBytes, so that no message of a step waits for the

@@ -19,7 +19,7 @@
 namespace gradsync::daemon {
 
 // The most that a trainer may leave unread. The protocol never needs more than a few hundred
-// messages. The largest ones, a StepDone or the answer to RegisterLayout, have some megabytes.
+// messages. A large one, a StepDone or the answer to RegisterLayout, takes some megabytes.
 inline constexpr UnreadLimits kTrainerUnread{16384, std::size_t{64} << 20};
 
 // A job's message is encoded when it is sent, not under the job's lock.

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "daemon/base/error.h"
+#include "daemon/rpc/message_memory.h"
 #include "google/rpc/error_details.pb.h"
 
 namespace gradsync::daemon {
@@ -63,6 +64,29 @@ TEST(QueuedBytesTest, CountsTheTextOfAnError) {
 
 TEST(QueuedBytesTest, CountsTheMemoryOfAForwardedMessage) {
   EXPECT_GE(QueuedBytes(ForwardedMessage{nullptr, 10'000}), 10'000u);
+}
+
+// Parameters without elements have empty placements: 2 bytes each on the wire.
+TEST(QueuedBytesTest, CountsTheMemoryOfALayoutsPlacements) {
+  LayoutPlan plan;
+  plan.buckets.resize(1000);
+  plan.placements.resize(100'000);
+  v1::SessionResponse answer;
+  Encode(plan, answer.mutable_layout_assigned());
+  const std::size_t bytes = QueuedBytes(answer);
+  EXPECT_GE(bytes, answer.SpaceUsedLong() + 101'000 * kMallocBytes);
+  EXPECT_LE(bytes, answer.SpaceUsedLong() * 3 / 2);
+  EXPECT_GT(bytes, 20 * answer.ByteSizeLong());
+}
+
+TEST(QueuedBytesTest, CountsTheMemoryOfOtherAnswers) {
+  v1::SessionResponse answer;
+  auto* const layout = answer.mutable_session_opened()->add_layouts()->mutable_layout();
+  for (int i = 0; i < 1000; ++i) layout->add_parameters();
+  EXPECT_GE(QueuedBytes(answer), 1000 * (sizeof(v1::Parameter) + kMallocBytes));
+  answer.mutable_step_state()->set_missing(std::string(10'000, 'm'));
+  EXPECT_GE(QueuedBytes(answer), 10'000u);
+  EXPECT_LE(QueuedBytes(answer), 11'000u) << "a text takes little more than itself";
 }
 
 TEST(EncodeTest, WritesACompleteStep) {

@@ -265,6 +265,18 @@ TEST_F(MessageStreamTest, TooManyUnreadBytesDisconnect) {
   EXPECT_THAT(record_.disconnected, HasSubstr("2 messages unread, of 100 bytes"));
 }
 
+TEST_F(MessageStreamTest, AMessageThatWaitsAloneMayBeLonger) {
+  stream_->Began();
+  stream_->Send(1);  // under way
+  stream_->Send(101);
+  EXPECT_EQ(record_.cancels, 0);
+  stream_->Send(1);
+  EXPECT_EQ(record_.cancels, 1);
+  stream_->CompleteWrite(false);
+  stream_->EndReads();
+  EXPECT_THAT(record_.disconnected, HasSubstr("1 messages unread, of 101 bytes"));
+}
+
 TEST_F(MessageStreamTest, SentBytesDoNotCount) {
   stream_->Began();
   for (int i = 0; i < 10; ++i) {

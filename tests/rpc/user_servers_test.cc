@@ -36,9 +36,11 @@ namespace {
 using Stub = v1::Introspection::Stub;
 
 constexpr uid_t kAlice = 54321, kBob = 54322, kCarol = 54323;
-// Bytes of an answer to GetStatus, at least. One to GetStats is short.
+// Memory of an answer to GetStatus, at least: of its warnings, which have 3 bytes each on the wire.
+// An answer to GetStats is short.
 constexpr std::uint64_t kLongAnswer = 2 << 20;
-constexpr std::uint64_t kControlQuota = kLongAnswer * 3 / 2;
+constexpr std::size_t kWarnings = kLongAnswer / (sizeof(std::string) + sizeof(void*));
+constexpr std::uint64_t kControlQuota = kLongAnswer * 5 / 2;
 constexpr char kOption[] = "quota_control_bytes_per_user";
 
 // Whoever asks for the time waits until the gate opens.
@@ -145,7 +147,7 @@ class UserServersTest : public SessionFixture {
     environment.introspection.control_quota = &control_quota_;
     environment.introspection.engine_quota = &engine_quota_;
     environment.introspection.clock = &clock_;
-    environment.introspection.warnings = {std::string(kLongAnswer, 'w')};
+    environment.introspection.warnings.assign(kWarnings, "w");
     environment.connections = &connections_;
     environment.answerer = &answerer_;
     environment.reaper = &reaper_;
