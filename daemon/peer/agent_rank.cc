@@ -17,8 +17,8 @@ absl::Status AgentRank::RegisterLayout(LayoutRequest request) {
   auto* assigned = response.mutable_layout_assigned();
   assigned->set_request_id(request_id);
   assigned->set_channel(registration->channel);
-  Encode(registration->plan, assigned);
-  assigned->clear_placements();  // the agent makes its own plan, and compares the buckets
+  // Without placements: the agent makes its own plan, and compares the buckets.
+  EncodeBuckets(registration->plan, assigned);
   Respond(std::move(response));
   return absl::OkStatus();
 }

@@ -15,6 +15,7 @@
 #include "daemon/peer/peer_address.h"
 #include "daemon/peer/peer_status.h"
 #include "daemon/rpc/encode.h"
+#include "daemon/rpc/message_memory.h"
 #include "daemon/worker/gpu_arena.h"
 #include "proto/gradsync/limits.h"
 
@@ -89,6 +90,24 @@ MessageWeight WeightOf(const v1::AttachRequest* message) {
   return light ? MessageWeight::kLight : MessageWeight::kHeavy;
 }
 
+// Estimates, in bytes, the memory of a message that this node has made. Cheap for messages of
+// steps.
+std::size_t UnreadBytes(const v1::AttachResponse& message) {
+  // A message without lists takes at most this much, and so much for each byte on the wire.
+  constexpr std::size_t kMessageBytes = 320, kBytesPerByte = 4;
+  switch (message.kind_case()) {
+    case v1::AttachResponse::kLaunch:
+      return kMessageBytes + static_cast<std::size_t>(message.launch().incarnations().Capacity()) *
+                                 sizeof(std::uint64_t);
+    case v1::AttachResponse::kRankResponse:
+      return kMessageBytes + QueuedBytes(message.rank_response().response());
+    case v1::AttachResponse::kConnectEngine:
+      return MemoryOf(message);
+    default:
+      return kMessageBytes + kBytesPerByte * message.ByteSizeLong();
+  }
+}
+
 // Sends a job's messages to the rank whose session has this incarnation on its node.
 class AgentSink final : public SessionSink {
  public:
@@ -106,11 +125,7 @@ class AgentSink final : public SessionSink {
 }  // namespace
 
 std::size_t AgentSession::BytesOf(const AgentItem& item) const {
-  if (const auto* message = std::get_if<v1::AttachResponse>(&item)) {
-    // This node makes the messages. Those with many small parts take at most this much memory.
-    constexpr std::size_t kMessageBytes = 320, kBytesPerByte = 4;
-    return kMessageBytes + kBytesPerByte * message->ByteSizeLong();
-  }
+  if (const auto* message = std::get_if<v1::AttachResponse>(&item)) return UnreadBytes(*message);
   const SessionMessage& message = std::get<JobMessage>(item).message;
   const auto* const done = std::get_if<StepDoneMessage>(&message);
   if (done == nullptr) return sizeof(JobMessage) + QueuedBytes(message);

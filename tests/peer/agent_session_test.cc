@@ -76,6 +76,22 @@ TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedToTheJobsUser) {
   EXPECT_EQ(memory_.total_bytes(), 0u);
 }
 
+// On the wire a launch has 1 byte for each session, and an empty bucket has 2.
+TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedAsItIsInMemory) {
+  agent_->OnMessage(HelloOf(kUser));
+  v1::AttachResponse launch;
+  for (int rank = 0; rank < 100'000; ++rank) launch.mutable_launch()->add_incarnations(1);
+  agent_->Queue(launch);
+  const std::uint64_t charged = memory_.bytes_of(Tenant(kUser));
+  EXPECT_GE(charged, 100'000 * sizeof(std::uint64_t));
+  v1::AttachResponse answer;
+  auto* const assigned =
+      answer.mutable_rank_response()->mutable_response()->mutable_layout_assigned();
+  for (int bucket = 0; bucket < 10'000; ++bucket) assigned->add_buckets();
+  agent_->Queue(answer);
+  EXPECT_GE(memory_.bytes_of(Tenant(kUser)), charged + 10'000 * sizeof(v1::Bucket));
+}
+
 // A large job's record of a step has a time for each rank and bucket. Every rank gets it.
 TEST_F(AgentSessionTest, ARecordThatTheJobKeepsIsChargedOnlyIfItWaitsBehindAnother) {
   constexpr std::size_t kBuckets = 100, kRanks = 1000;
