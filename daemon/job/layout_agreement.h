@@ -34,6 +34,7 @@ struct RankMemory {
   std::byte* data = nullptr;
   std::shared_ptr<SemaphorePage> semaphores;
   std::shared_ptr<DeviceArena> gpu;  // instead of `data`
+  std::uint64_t bytes = 0;           // at `data`
 };
 
 struct LayoutRequest {

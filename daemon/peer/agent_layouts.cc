@@ -14,6 +14,17 @@
 namespace gradsync::daemon {
 namespace {
 
+// So many skipped channels are remembered. A job has no more agreements at a time.
+constexpr std::uint32_t kMaxSkippedChannels = 2 * kMaxLayouts;
+
+// Whether launches by `plan` stay within the memory.
+bool Holds(const RankMemory& memory, const LayoutPlan& plan) {
+  const std::uint64_t bytes =
+      memory.gpu == nullptr ? memory.bytes : GpuArena::Of(*memory.gpu).bytes();
+  return bytes >= plan.arena_bytes && memory.semaphores != nullptr &&
+         memory.semaphores->buckets() >= plan.buckets.size();
+}
+
 // A job may have layouts that this rank has released. Each entry takes time: of a layout with few
 // buckets all done words are written at once.
 absl::Status CheckNextSteps(const v1::LeaveDone& done) {
@@ -61,19 +72,31 @@ absl::Status AgentLayouts::Assign(const v1::LayoutAssigned& assigned, std::uint3
   if (charge != nullptr && charge->bytes() > BytesOf(plan)) (void)charge->Resize(BytesOf(plan));
   MutexLock lock(&mutex_);
   if (ended_) return absl::OkStatus();
-  const auto [entry, added] = layouts_.try_emplace(assigned.channel());
-  if (!added) {
-    // The other layout's memory may be too small for this plan.
-    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kMalformed,
-                     absl::StrCat("the coordinator assigned channel ", assigned.channel(),
-                                  " to a second layout of rank ", rank_));
+  if (!TakeNumberLocked(assigned.channel())) {
+    return MakeError(
+        absl::StatusCode::kInvalidArgument, reason::kMalformed,
+        absl::StrCat("it assigned channel ", assigned.channel(), " to a layout of rank ", rank_,
+                     ", but the number is used already"));
   }
-  Layout& layout = entry->second;
+  Layout& layout = layouts_[assigned.channel()];
   layout.request_id = assigned.request_id();
   layout.replaces = replaces;
   layout.plan = std::move(plan);
   layout.charge = std::move(charge);
   return absl::OkStatus();
+}
+
+bool AgentLayouts::TakeNumberLocked(std::uint32_t channel) {
+  if (channel <= last_channel_) return skipped_channels_.erase(channel) > 0;
+  const std::uint32_t lowest = channel - std::min(channel - 1, kMaxSkippedChannels);
+  for (std::uint32_t skipped = std::max(last_channel_ + 1, lowest); skipped < channel; ++skipped) {
+    skipped_channels_.insert(skipped);
+  }
+  while (skipped_channels_.size() > kMaxSkippedChannels) {
+    skipped_channels_.erase(skipped_channels_.begin());
+  }
+  last_channel_ = channel;
+  return true;
 }
 
 void AgentLayouts::KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory) {
@@ -86,11 +109,18 @@ void AgentLayouts::KeepMemory(std::uint32_t channel, std::shared_ptr<void> memor
   }
 }
 
-bool AgentLayouts::Mapped(std::uint32_t channel, RankMemory memory) {
+absl::StatusOr<bool> AgentLayouts::Mapped(std::uint32_t channel, RankMemory memory) {
   MutexLock lock(&mutex_);
   const auto found = layouts_.find(channel);
   if (found == layouts_.end()) return false;
-  found->second.memory = std::move(memory);
+  Layout& layout = found->second;
+  if (memory.arena != layout.kept || !Holds(memory, layout.plan)) {
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+                     absl::StrCat("rank ", rank_, ": the memory that it has mapped for channel ",
+                                  channel, " is not that of the channel's layout"),
+                     {{field::kRank, rank_}, {field::kChannel, channel}});
+  }
+  layout.memory = std::move(memory);
   return true;
 }
 

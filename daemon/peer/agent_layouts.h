@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -43,13 +44,15 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
 
   // ---- The life of a layout
   // The coordinator has assigned its channel. `charge` is reduced to what the plan takes; may be
-  // null. FAILED_PRECONDITION: another layout has this channel.
+  // null. INVALID_ARGUMENT MALFORMED: another layout of the rank has or had this channel, or it is
+  // 0. What the session does for that layout may still be under way, and names the channel only.
   absl::Status Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan,
                       std::shared_ptr<ArenaQuota::Reservation> charge);
   // Keeps `memory`, which the rank has for the channel, or frees it if the layout has ended.
   void KeepMemory(std::uint32_t channel, std::shared_ptr<void> memory);
-  // False: the layout has ended, because its agreement has just failed.
-  bool Mapped(std::uint32_t channel, RankMemory memory);
+  // False: the layout has ended, because its agreement has just failed. FAILED_PRECONDITION
+  // PROTOCOL_VIOLATION: the memory is not the kept one, or is too small for the plan.
+  absl::StatusOr<bool> Mapped(std::uint32_t channel, RankMemory memory);
   // Ends the layout that this one replaces.
   void Ready(std::uint32_t channel);
   // The agreement has failed.
@@ -119,6 +122,8 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
   };
   using Layouts = std::map<std::uint32_t, Layout>;
 
+  // False: the channel is 0 or was assigned before.
+  bool TakeNumberLocked(std::uint32_t channel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees the layout's memory, and forgets the layout.
   void EraseLocked(Layouts::iterator layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Writes `step` into the done words of all buckets, or has the executor do it. The layout has
@@ -136,7 +141,11 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
   UserExecutor* const executor_;
 
   mutable Mutex mutex_;
-  Layouts layouts_ ABSL_GUARDED_BY(mutex_);  // by channel
+  Layouts layouts_ ABSL_GUARDED_BY(mutex_);                 // by channel
+  std::uint32_t last_channel_ ABSL_GUARDED_BY(mutex_) = 0;  // the highest that was assigned
+  // Lower ones that were not. Ranks may register layouts in different orders, so one of these may
+  // still come.
+  std::set<std::uint32_t> skipped_channels_ ABSL_GUARDED_BY(mutex_);
   StagingMemory staging_ ABSL_GUARDED_BY(mutex_);
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };

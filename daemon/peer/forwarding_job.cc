@@ -63,7 +63,9 @@ absl::StatusOr<bool> ForwardingJob::Take(const v1::SessionResponse& response) {
       OnOpened(response.session_opened());
       return false;
     case v1::SessionResponse::kLayoutAssigned:
-      OnAssigned(response.layout_assigned());
+      if (absl::Status assigned = OnAssigned(response.layout_assigned()); !assigned.ok()) {
+        return assigned;
+      }
       return false;
     case v1::SessionResponse::kBucketDone:
     case v1::SessionResponse::kChunkReady:
@@ -122,12 +124,12 @@ void ForwardingJob::OnOpened(const v1::SessionOpened& opened) {
   joined(Joined{shared_from_this(), opened.generation()});
 }
 
-void ForwardingJob::OnAssigned(const v1::LayoutAssigned& assigned) {
+absl::Status ForwardingJob::OnAssigned(const v1::LayoutAssigned& assigned) {
   Pending pending;
   {
     MutexLock lock(&mutex_);
     const auto found = pending_.find(assigned.request_id());
-    if (found == pending_.end()) return;
+    if (found == pending_.end()) return absl::OkStatus();
     pending = std::move(found->second);
     pending_.erase(found);
   }
@@ -138,14 +140,15 @@ void ForwardingJob::OnAssigned(const v1::LayoutAssigned& assigned) {
                      "node's: run the same version on both");
   }
   if (!plan.ok()) {
-    RefuseLayout(session(), assigned.channel(), plan.status());
+    SendRefused(assigned.channel(), plan.status());
     pending.answer(plan.status());
-    return;
+    return absl::OkStatus();
   }
-  const absl::Status status =
+  absl::Status status =
       layouts_->Assign(assigned, pending.replaces, *plan, std::move(pending.charge));
-  if (!status.ok()) return pending.answer(status);
+  if (!status.ok()) return status;
   pending.answer(Registration{assigned.channel(), *std::move(plan)});
+  return absl::OkStatus();
 }
 
 bool ForwardingJob::OnLayoutFailed(std::uint64_t request_id, const absl::Status& why) {
@@ -225,6 +228,10 @@ void ForwardingJob::KeepMemory(RankSession, std::uint32_t channel, std::shared_p
 
 void ForwardingJob::RefuseLayout(RankSession, std::uint32_t channel, const absl::Status& why) {
   layouts_->Refuse(channel);
+  SendRefused(channel, why);
+}
+
+void ForwardingJob::SendRefused(std::uint32_t channel, const absl::Status& why) const {
   v1::AttachRequest message;
   auto* refuse = message.mutable_refuse_layout();
   refuse->set_incarnation(request_.incarnation);
@@ -239,17 +246,19 @@ absl::Status ForwardingJob::CheckReplaces(RankSession, std::uint32_t) const {
 
 absl::Status ForwardingJob::ArenaMapped(RankSession, std::uint32_t channel, RankMemory memory) {
   const std::shared_ptr<DeviceArena> device = memory.gpu;
-  if (!layouts_->Mapped(channel, std::move(memory))) return absl::OkStatus();
+  const absl::StatusOr<bool> mapped = layouts_->Mapped(channel, std::move(memory));
+  if (!mapped.ok()) return mapped.status();
+  if (!*mapped) return absl::OkStatus();
   if (device != nullptr) {
     const GpuArena& gpu = GpuArena::Of(*device);
-    v1::AttachRequest mapped;
-    auto* out = mapped.mutable_gpu_arena_mapped();
+    v1::AttachRequest message;
+    auto* out = message.mutable_gpu_arena_mapped();
     out->set_incarnation(request_.incarnation);
     out->set_channel(channel);
     out->set_arena(gpu.number());
     out->set_worker(context_.workers->NumberOf(gpu.worker()));
     out->set_device(gpu.device());
-    context_.send(std::move(mapped));
+    context_.send(std::move(message));
     return absl::OkStatus();
   }
   v1::SessionRequest message;

@@ -81,7 +81,10 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   void ForwardToSession(const v1::SessionResponse& response, std::size_t bytes);
   void SendEnded(const absl::Status& why) const;
   void OnOpened(const v1::SessionOpened& opened);
-  void OnAssigned(const v1::LayoutAssigned& assigned);
+  // As AgentLayouts::Assign().
+  absl::Status OnAssigned(const v1::LayoutAssigned& assigned);
+  // Tells the coordinator that the rank gets no memory for the channel.
+  void SendRefused(std::uint32_t channel, const absl::Status& why) const;
   // True: it was the answer to a registration, and has been delivered.
   bool OnLayoutFailed(std::uint64_t request_id, const absl::Status& why);
 

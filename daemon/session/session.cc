@@ -212,7 +212,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
     if (layout->memory.gpu != nullptr) {
       const absl::Status taken = self->job_->ArenaMapped(
           self->identity_.session(), channel,
-          RankMemory{layout, nullptr, layout->memory.semaphores, layout->memory.gpu});
+          RankMemory{layout, nullptr, layout->memory.semaphores, layout->memory.gpu, 0});
       if (!taken.ok()) self->End(taken);
       return;
     }
@@ -228,7 +228,7 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
     if (status.ok()) {
       status = self->job_->ArenaMapped(
           self->identity_.session(), channel,
-          RankMemory{layout, arena->data(), layout->memory.semaphores, nullptr});
+          RankMemory{layout, arena->data(), layout->memory.semaphores, nullptr, arena->bytes()});
     }
     if (!status.ok()) self->End(status);
   });

@@ -32,6 +32,7 @@ void FuzzedRank::Registered(const absl::StatusOr<JobPort::Registration>& registr
   arenas_.push_back(
       {registration->channel, std::make_unique<TrainerMemory>(registration->plan.arena_bytes,
                                                               registration->plan.buckets.size())});
+  job_->KeepMemory(session_, registration->channel, arenas_.back().memory->Share().arena);
 }
 
 bool FuzzedRank::Free() const {

@@ -32,7 +32,9 @@ TrainerMemory::~TrainerMemory() { munmap(header_, semaphores_->bytes()); }
 
 void TrainerMemory::Free::operator()(std::byte* data) const { std::free(data); }
 
-RankMemory TrainerMemory::Share() const { return {arena_, arena_.get(), semaphores_, nullptr}; }
+RankMemory TrainerMemory::Share() const {
+  return {arena_, arena_.get(), semaphores_, nullptr, bytes_};
+}
 
 bool TrainerMemory::Shared() const { return arena_.use_count() > 1 || semaphores_.use_count() > 1; }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/base/error.h"
+#include "daemon/rpc/encode.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/job/manual_executor.h"
@@ -114,6 +115,28 @@ TEST_F(CoordinatorLinkTest, AMalformedMessageOfARankEndsTheLinkByName) {
   EXPECT_EQ(DetailsOf(ends[0].status).reason, "COORDINATOR_LOST");
   EXPECT_THAT(std::string(ends[0].status.message()),
               HasSubstr("known because its LeaveDone names channel 1 twice"));
+}
+
+TEST_F(CoordinatorLinkTest, AChannelThatIsNotFreeEndsTheLinkByName) {
+  LayoutRequest request;
+  request.request_id = 1;
+  request.spec.explicit_buckets = {{DataType::kFloat32, 4}};
+  rank_->RegisterLayout({1, kIncarnation}, request,
+                        [](const auto&) { ADD_FAILURE() << "it has no channel"; });
+  v1::AttachResponse message;
+  message.mutable_rank_response()->set_incarnation(kIncarnation);
+  auto* const assigned =
+      message.mutable_rank_response()->mutable_response()->mutable_layout_assigned();
+  Encode(*PlanLayout(request.spec, 1), assigned);
+  assigned->set_request_id(1);
+  assigned->set_channel(0);
+  link_->OnMessage(message);
+  link_->OnEnd(absl::OkStatus());
+  const auto ends = sink_->Of<SessionEndMessage>();
+  ASSERT_EQ(ends.size(), 1u);
+  EXPECT_EQ(DetailsOf(ends[0].status).reason, "COORDINATOR_LOST");
+  EXPECT_THAT(std::string(ends[0].status.message()),
+              HasSubstr("known because it assigned channel 0 to a layout of rank 1, but"));
 }
 
 // Another user's status call copies nothing of this job.

@@ -68,26 +68,43 @@ class ForwardingJobTest : public testing::Test {
     EXPECT_EQ(sent_[0].rank_request().incarnation(), kIncarnation);
     return sent_[0].rank_request().request();
   }
-  // Registers the layout and maps its memory.
-  void Map(std::uint32_t channel) { Map(channel, memory_); }
-  void Map(std::uint32_t channel, const TrainerMemory& memory) {
+  // The session registers the layout, and the coordinator assigns the channel to it. Returns what
+  // becomes of the coordinator's message. If it is valid, the session gets the channel.
+  absl::Status Assign(std::uint32_t channel, const LayoutSpec& layout) {
     LayoutRequest request;
-    request.request_id = channel;
-    request.spec = layout_;
+    request.request_id = ++last_request_;
+    request.spec = layout;
     request.messages = {std::make_shared<const v1::SessionRequest>()};
     bool answered = false;
     job_->RegisterLayout(job_->session(), request, [&](const auto& registration) {
       answered = registration.ok() && registration->channel == channel;
     });
-    const auto plan = PlanLayout(layout_, 4096);
-    ASSERT_TRUE(plan.ok());
     v1::SessionResponse response;
-    Encode(*plan, response.mutable_layout_assigned());
-    response.mutable_layout_assigned()->set_request_id(channel);
+    Encode(*PlanLayout(layout, 4096), response.mutable_layout_assigned());
+    response.mutable_layout_assigned()->set_request_id(last_request_);
     response.mutable_layout_assigned()->set_channel(channel);
-    EXPECT_FALSE(Take(response));
-    ASSERT_TRUE(answered);
-    ASSERT_TRUE(job_->ArenaMapped(job_->session(), channel, memory.Share()).ok());
+    absl::Status taken = job_->Take(response).status();
+    EXPECT_EQ(answered, taken.ok());
+    return taken;
+  }
+  // The session has memory for the channel, and has mapped it.
+  absl::Status MapMemory(std::uint32_t channel, const TrainerMemory& memory) {
+    job_->KeepMemory(job_->session(), channel, memory.Share().arena);
+    return job_->ArenaMapped(job_->session(), channel, memory.Share());
+  }
+  // Registers the layout and maps its memory.
+  void Map(std::uint32_t channel) { Map(channel, memory_); }
+  void Map(std::uint32_t channel, const TrainerMemory& memory) {
+    ASSERT_TRUE(Assign(channel, layout_).ok());
+    ASSERT_TRUE(MapMemory(channel, memory).ok());
+  }
+  static v1::Launch LaunchOf(std::uint32_t channel, std::uint32_t bucket, std::uint64_t count) {
+    v1::Launch launch;
+    launch.set_channel(channel);
+    launch.set_bucket(bucket);
+    launch.set_dtype(v1::DATA_TYPE_FLOAT32);
+    launch.set_count(count);
+    return launch;
   }
   // The coordinator refuses a layout for this reason. Returns what the session is told.
   absl::Status FailLayout(const google::rpc::Status& why) {
@@ -131,6 +148,7 @@ class ForwardingJobTest : public testing::Test {
   std::vector<v1::AttachRequest> sent_;
   std::shared_ptr<RecordingSink> sink_ = std::make_shared<RecordingSink>();
   bool joined_ = false;
+  std::uint64_t last_request_ = 100;
   std::shared_ptr<ForwardingJob> job_;
 };
 
@@ -158,32 +176,84 @@ TEST_F(ForwardingJobTest, ReleasedLayoutsMemoryIsKeptUntilTheRanksStepIsDecided)
 }
 
 // Its memory would be that of the first layout, which may be smaller.
-TEST_F(ForwardingJobTest, SecondLayoutOfAChannelIsRefused) {
+TEST_F(ForwardingJobTest, SecondLayoutOfAChannelIsMalformed) {
   Map(1);
   LayoutSpec larger = layout_;
   larger.explicit_buckets = {{DataType::kFloat32, 4}, {DataType::kFloat32, 4096}};
+  const absl::Status assigned = Assign(1, larger);
+  EXPECT_EQ(DetailsOf(assigned).reason, "MALFORMED") << assigned;
+  EXPECT_FALSE(job_->layouts().MemoryOf(LaunchOf(1, 1, 4096)).ok());
+  EXPECT_TRUE(job_->layouts().MemoryOf(LaunchOf(1, 1, 4)).ok()) << "the first layout is as it was";
+}
+
+// The mapper may still have the first layout's memory, and would hand it over for the second one.
+TEST_F(ForwardingJobTest, ChannelOfAnEndedLayoutIsNotAssignedAgain) {
+  Map(1);
+  Deliver(Release(1));
+  EXPECT_EQ(DetailsOf(Assign(1, layout_)).reason, "MALFORMED") << "its layout was released";
+  ASSERT_TRUE(Assign(2, layout_).ok());
+  v1::SessionResponse failed;
+  failed.mutable_operation_failed()->set_layout(true);
+  failed.mutable_operation_failed()->set_sequence(last_request_);
+  EXPECT_FALSE(Take(failed));
+  EXPECT_EQ(DetailsOf(Assign(2, layout_)).reason, "MALFORMED") << "its agreement has failed";
+  EXPECT_TRUE(MapMemory(2, memory_).ok()) << "the rank does not know it yet";
+  EXPECT_FALSE(job_->layouts().MemoryOf(LaunchOf(2, 1, 4)).ok());
+  EXPECT_EQ(DetailsOf(Assign(0, layout_)).reason, "MALFORMED") << "the job's own channel";
+  EXPECT_TRUE(Assign(3, layout_).ok());
+}
+
+// Another rank may have registered them in another order.
+TEST_F(ForwardingJobTest, ChannelsComeInAnyOrder) {
+  for (const std::uint32_t channel : {3, 1, 2, 7, 6, 5, 4}) {
+    EXPECT_TRUE(Assign(channel, layout_).ok()) << channel;
+  }
+  for (std::uint32_t channel = 1; channel <= 7; ++channel) {
+    EXPECT_EQ(DetailsOf(Assign(channel, layout_)).reason, "MALFORMED") << channel;
+  }
+  // It keeps a bounded number of those that may still come.
+  constexpr std::uint32_t kFar = ~std::uint32_t{0};
+  EXPECT_TRUE(Assign(kFar, layout_).ok());
+  EXPECT_TRUE(Assign(kFar - 2 * kMaxLayouts, layout_).ok());
+  EXPECT_FALSE(Assign(kFar - 2 * kMaxLayouts, layout_).ok());
+  EXPECT_FALSE(Assign(kFar - 2 * kMaxLayouts - 1, layout_).ok());
+  EXPECT_FALSE(Assign(kFar, layout_).ok());
+}
+
+TEST_F(ForwardingJobTest, OnlyMemoryOfTheLayoutIsMapped) {
+  ASSERT_TRUE(Assign(1, layout_).ok());
+  const auto expect_refused = [this](const absl::Status& mapped) {
+    EXPECT_EQ(DetailsOf(mapped).reason, "PROTOCOL_VIOLATION") << mapped;
+    EXPECT_FALSE(job_->layouts().MemoryOf(LaunchOf(1, 1, 4)).ok());
+  };
+  const TrainerMemory another(4096, 2), few_bytes(128, 2), few_semaphores(4096, 1);
+  job_->KeepMemory(job_->session(), 1, memory_.Share().arena);
+  expect_refused(job_->ArenaMapped(job_->session(), 1, another.Share()));
+  expect_refused(MapMemory(1, few_bytes));
+  expect_refused(MapMemory(1, few_semaphores));
+  sent_.clear();
+  EXPECT_TRUE(MapMemory(1, memory_).ok());
+  EXPECT_EQ(sent_.size(), 1u);
+  EXPECT_TRUE(job_->layouts().MemoryOf(LaunchOf(1, 1, 4)).ok());
+}
+
+TEST_F(ForwardingJobTest, RefusedPlanLeavesTheLayoutOfItsChannelAlone) {
+  Map(1);
   LayoutRequest request;
-  request.request_id = 2;
-  request.spec = larger;
+  request.request_id = 7;
+  request.spec = layout_;
   absl::Status answer;
   job_->RegisterLayout(job_->session(), request,
                        [&](const auto& registration) { answer = registration.status(); });
-  const auto plan = PlanLayout(larger, 10);
-  ASSERT_TRUE(plan.ok());
-  v1::SessionResponse response;
-  Encode(*plan, response.mutable_layout_assigned());
-  response.mutable_layout_assigned()->set_request_id(2);
-  response.mutable_layout_assigned()->set_channel(1);
-  EXPECT_FALSE(Take(response));
-  EXPECT_EQ(DetailsOf(answer).reason, "MALFORMED") << answer;
-  v1::Launch launch;
-  launch.set_channel(1);
-  launch.set_bucket(1);
-  launch.set_dtype(v1::DATA_TYPE_FLOAT32);
-  launch.set_count(4096);
-  EXPECT_TRUE(absl::IsFailedPrecondition(job_->layouts().MemoryOf(launch).status()));
-  launch.set_count(4);
-  EXPECT_TRUE(job_->layouts().MemoryOf(launch).ok()) << "the first layout is as it was";
+  v1::SessionResponse other;
+  other.mutable_layout_assigned()->set_request_id(7);
+  other.mutable_layout_assigned()->set_channel(1);
+  sent_.clear();
+  EXPECT_FALSE(Take(other));
+  EXPECT_EQ(DetailsOf(answer).reason, "VERSION") << answer;
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_TRUE(sent_[0].has_refuse_layout());
+  EXPECT_TRUE(job_->layouts().MemoryOf(LaunchOf(1, 1, 4)).ok());
 }
 
 // absl::StatusOr ends the process if it is made of an OK status.
@@ -241,11 +311,7 @@ TEST_F(ForwardingJobTest, NoticesAboutLateRanksGoBackAsTheyCame) {
 
 TEST_F(ForwardingJobTest, LaunchesFindTheMemory) {
   Map(1);
-  v1::Launch launch;
-  launch.set_channel(1);
-  launch.set_bucket(1);
-  launch.set_dtype(v1::DATA_TYPE_FLOAT32);
-  launch.set_count(5);
+  v1::Launch launch = LaunchOf(1, 1, 5);
   EXPECT_FALSE(job_->layouts().MemoryOf(launch).ok());  // of another size
   const auto plan = PlanLayout(layout_, 10);
   launch.set_count(4);
@@ -353,12 +419,8 @@ class LargeLayoutTest : public ForwardingJobTest {
   }
   // Launches as the coordinator does. Returns the page that gets the done word.
   std::shared_ptr<SemaphorePage> Launch(std::size_t bucket, std::uint64_t step) {
-    v1::Launch launch;
-    launch.set_channel(1);
-    launch.set_bucket(static_cast<std::uint32_t>(bucket));
+    v1::Launch launch = LaunchOf(1, static_cast<std::uint32_t>(bucket), 4);
     launch.set_number(step);
-    launch.set_dtype(v1::DATA_TYPE_FLOAT32);
-    launch.set_count(4);
     const auto memory = job_->layouts().MemoryOf(launch);
     EXPECT_TRUE(memory.ok()) << memory.status();
     return memory.ok() ? memory->semaphores : nullptr;
