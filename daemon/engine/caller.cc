@@ -1,11 +1,34 @@
 #include "daemon/engine/caller.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/engine/socket_owner.h"
 
 namespace gradsync::daemon {
+namespace {
+
+// fe80::/10
+bool IsLinkLocal(const std::array<std::uint8_t, 16>& ip) {
+  return ip[0] == 0xFE && (ip[1] & 0xC0) == 0x80;
+}
+
+// The one that occurs most; of several, the first. `keys` is not empty.
+CallerKey MostFrequent(const std::vector<CallerKey>& keys) {
+  std::map<CallerKey, std::size_t> counts;
+  std::size_t most = 0;
+  for (const CallerKey& key : keys) most = std::max(most, ++counts[key]);
+  return *std::find_if(keys.begin(), keys.end(),
+                       [&](const CallerKey& key) { return counts.at(key) == most; });
+}
+
+}  // namespace
 
 CallerPlace CallerPlaceOf(int connection, const sockaddr_storage& peer) {
   CallerPlace place;
@@ -23,6 +46,40 @@ CallerKey CallerKeyOf(const std::array<std::uint8_t, 16>& ip, const CallerPlace&
   if (!place.local) return {ip, std::nullopt};
   const bool may_be_daemon = place.user == 0u || place.user == geteuid();
   return {may_be_daemon ? ip : std::array<std::uint8_t, 16>{}, place.user};
+}
+
+CallerKey NetworkOf(const CallerKey& caller) {
+  const auto& [ip, user] = caller;
+  const auto rest = ip.begin() + kNetworkBytes;
+  // Zeros: a mapped IPv4 address, or a loopback one.
+  const bool zeros = std::all_of(ip.begin(), rest, [](std::uint8_t byte) { return byte == 0; });
+  if (user.has_value() || zeros || IsLinkLocal(ip)) return caller;
+  CallerKey network;
+  std::copy(ip.begin(), rest, network.first.begin());
+  return network;
+}
+
+std::string NetworkText(const std::array<std::uint8_t, 16>& ip) {
+  TcpEnd end;
+  end.ip = NetworkOf(CallerKey(ip, std::nullopt)).first;
+  char text[INET6_ADDRSTRLEN] = "";
+  if (end.IsIpv4()) {
+    inet_ntop(AF_INET, &end.ip[end.ip.size() - sizeof(in_addr)], text, sizeof(text));
+  } else {
+    inet_ntop(AF_INET6, end.ip.data(), text, sizeof(text));
+  }
+  return end.ip == ip ? text : absl::StrCat(text, "/", 8 * kNetworkBytes);
+}
+
+CallerKey LargestOf(const std::vector<CallerKey>& callers) {
+  std::vector<CallerKey> networks;
+  for (const CallerKey& caller : callers) networks.push_back(NetworkOf(caller));
+  const CallerKey largest = MostFrequent(networks);
+  std::vector<CallerKey> in_largest;
+  for (std::size_t i = 0; i < callers.size(); ++i) {
+    if (networks[i] == largest) in_largest.push_back(callers[i]);
+  }
+  return MostFrequent(in_largest);
 }
 
 }  // namespace gradsync::daemon

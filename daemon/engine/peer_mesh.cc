@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -301,15 +300,15 @@ class Acceptor {
                           now_ns + kHelloLimitNs, options_.tls == nullptr, "", caller});
   }
 
-  // Closes the oldest connection of the caller that has the most. So one caller's crowd closes no
-  // other caller's connections.
+  // Closes the oldest connection of the largest caller. So one caller's crowd closes no other
+  // caller's connections.
   void DropOne() {
-    std::map<CallerKey, std::size_t> counts;
-    std::size_t most = 0;
-    for (const Stranger& stranger : strangers_) most = std::max(most, ++counts[stranger.caller]);
+    std::vector<CallerKey> callers;
+    for (const Stranger& stranger : strangers_) callers.push_back(stranger.caller);
+    const CallerKey largest = LargestOf(callers);
     strangers_.erase(
         std::find_if(strangers_.begin(), strangers_.end(),
-                     [&](const Stranger& stranger) { return counts.at(stranger.caller) == most; }));
+                     [&](const Stranger& stranger) { return stranger.caller == largest; }));
   }
 
   // Keeps the connection if it is one that is still to come, else closes it.

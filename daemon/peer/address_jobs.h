@@ -1,4 +1,4 @@
-// Limits the memory of the jobs that the nodes of one address join.
+// Limits the memory of the jobs that the nodes of one IPv4 address, or of one IPv6 network, join.
 
 #ifndef DAEMON_PEER_ADDRESS_JOBS_H_
 #define DAEMON_PEER_ADDRESS_JOBS_H_
@@ -17,14 +17,15 @@ namespace gradsync::daemon {
 
 // A node itself says whose job it joins, and that user is charged. Without this limit, a stranger
 // could use up the quotas of all users. Each address counts a job once, however many of its nodes
-// join the job. Thread-safe. Its results may outlive it.
+// join the job. So a network with many nodes needs no more than one node does. Thread-safe. Its
+// results may outlive it.
 class AddressJobs {
  public:
   // Enough for three jobs of the largest world size, or for some 400 jobs of a few ranks.
   static constexpr std::uint64_t kMostBytes = std::uint64_t{128} << 20;
 
-  // Counts `bytes` for the job, until the result is destroyed. RESOURCE_EXHAUSTED QUOTA: the
-  // address would have more than kMostBytes.
+  // Counts `bytes` for the job, until the result is destroyed. `address`: as NetworkText() writes
+  // it (caller.h). RESOURCE_EXHAUSTED QUOTA: the address would have more than kMostBytes.
   absl::StatusOr<std::shared_ptr<void>> Add(const std::string& address, const JobKey& key,
                                             std::uint64_t bytes);
   // The bytes that an address has.

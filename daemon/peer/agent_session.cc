@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -156,6 +157,8 @@ void AgentSession::OnAccepted() {
   accepted_ns_ = context_.clock->NowNs();
   heard_ns_.store(accepted_ns_);
   address_ = HostOfCaller(caller());
+  const std::optional<TcpEnd> end = EndOfCaller(caller());
+  network_ = end.has_value() ? NetworkText(end->ip) : address_;
   if (!context_.caller_key) return;
   caller_key_ = context_.caller_key(caller());
   if (caller_key_ == CallerKey()) stranger_ = LocalStrangers();
@@ -417,7 +420,7 @@ absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
 
 absl::Status AgentSession::CountForAddress(std::uint32_t world_size) {
   if (context_.address_jobs == nullptr || world_size <= address_world_) return absl::OkStatus();
-  auto counted = context_.address_jobs->Add(address_, key_, Job::BytesFor(world_size));
+  auto counted = context_.address_jobs->Add(network_, key_, Job::BytesFor(world_size));
   if (!counted.ok()) return counted.status();
   address_job_ = *std::move(counted);
   address_world_ = world_size;

@@ -162,6 +162,7 @@ class AgentSession final
   // Written by OnAccepted() and OnHello(), before others know this session.
   std::string node_name_ = "(unknown)";
   std::string address_;
+  std::string network_;  // of the address: NetworkText()
   CallerKey caller_key_;
   Tenant stranger_ = kStrangers;  // whose turns it has before Welcome
   std::uint64_t accepted_ns_ = 0;

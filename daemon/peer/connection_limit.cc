@@ -35,11 +35,16 @@ std::pair<absl::string_view, std::uint16_t> EndOf(const sockaddr_storage& peer) 
   return {{reinterpret_cast<const char*>(&v4.sin_addr), sizeof(v4.sin_addr)}, ntohs(v4.sin_port)};
 }
 
+absl::Status Refused(const std::string& why) {
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota, why);
+}
+
 }  // namespace
 
 ConnectionLimit::Bounds ConnectionLimit::OfProcess() {
   const std::size_t descriptors = DescriptorQuota::PerUserOfProcess();
-  return {std::min(kMostPerCaller, descriptors / 2), std::min(kMost, descriptors)};
+  const std::size_t all = std::min(kMost, descriptors);
+  return {std::min(kMostPerCaller, descriptors / 2), all / 2, all};
 }
 
 ConnectionLimit::Address ConnectionLimit::AddressOf(absl::string_view ip) {
@@ -70,22 +75,41 @@ void ConnectionLimit::ForEachLocked(
   }
 }
 
-absl::Status ConnectionLimit::CheckLocked(const Caller& caller, const std::string& who,
-                                          std::uint64_t now_ns) const {
-  std::string why;
-  if (const std::uint64_t left_ns = caller.pause.LeftNs(now_ns); left_ns > 0) {
-    why = absl::StrCat("connections of ", who, " did harm; it may connect again in ",
-                       (left_ns + kSecondNs - 1) / kSecondNs, " s");
-  } else if (caller.open.size() >= bounds_.per_caller) {
-    why = absl::StrCat(who, " has ", caller.open.size(), " connections, as many as it may (",
-                       "LimitNOFILE= raises that to ", kMostPerCaller, ")");
-  } else if (count_ >= bounds_.all) {
-    why = absl::StrCat("other nodes have ", count_, " connections, as many as they may (",
-                       "LimitNOFILE= raises that to ", kMost, ")");
-  } else {
-    return absl::OkStatus();
+absl::Status ConnectionLimit::CheckPause(const Caller& caller, const std::string& who,
+                                         std::uint64_t now_ns) {
+  const std::uint64_t left_ns = caller.pause.LeftNs(now_ns);
+  if (left_ns == 0) return absl::OkStatus();
+  return Refused(absl::StrCat("connections of ", who, " did harm; it may connect again in ",
+                              (left_ns + kSecondNs - 1) / kSecondNs, " s"));
+}
+
+absl::Status ConnectionLimit::CheckPlacesLocked(const CallerKey& network) const {
+  const std::size_t held = InNetworkLocked(network);
+  if (held >= bounds_.per_network) {
+    return Refused(absl::StrCat("the network ", NetworkText(network.first), " has ", held,
+                                " connections, as many as it may"));
   }
-  return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota, why);
+  if (count_ >= bounds_.all) {
+    return Refused(absl::StrCat("other nodes have ", count_, " connections, as many as they may (",
+                                "LimitNOFILE= raises that to ", kMost, ")"));
+  }
+  if (held >= kFew && count_ >= bounds_.all - bounds_.all / kReservedPart) {
+    return Refused(absl::StrCat("other nodes have ", count_, " connections of ", bounds_.all,
+                                "; the last places are for those that have fewer than ", kFew));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ConnectionLimit::CheckCallerLocked(const Caller& caller,
+                                                const std::string& who) const {
+  if (caller.open.size() < bounds_.per_caller) return absl::OkStatus();
+  return Refused(absl::StrCat(who, " has ", caller.open.size(), " connections, as many as it may (",
+                              "LimitNOFILE= raises that to ", kMostPerCaller, ")"));
+}
+
+std::size_t ConnectionLimit::InNetworkLocked(const CallerKey& network) const {
+  const auto found = networks_.find(network);
+  return found == networks_.end() ? 0 : found->second;
 }
 
 absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer,
@@ -98,7 +122,7 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
     if (all_ended_) return absl::UnavailableError("the daemon is stopping");
     const auto known = callers_.find(CallerKey(address, std::nullopt));
     if (known != callers_.end() && known->second.pause.Lasts(now_ns)) {
-      return CheckLocked(known->second, "its address", now_ns);
+      return CheckPause(known->second, "its address", now_ns);
     }
   }
   const Place where = place();
@@ -108,7 +132,10 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
                               : "unknown users of this machine";
   MutexLock lock(&mutex_);
   if (all_ended_) return absl::UnavailableError("the daemon is stopping");
-  const bool many = count_ >= bounds_.all || callers_.size() >= bounds_.all + kMostRemembered;
+  const CallerKey key = CallerKeyOf(address, where);
+  const CallerKey network = NetworkOf(key);
+  const bool many =
+      !CheckPlacesLocked(network).ok() || callers_.size() >= bounds_.all + kMostRemembered;
   if (many && now_ns >= looked_ns_ + kLookNs) {
     looked_ns_ = now_ns;
     ForgetAllClosedLocked();
@@ -116,18 +143,21 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
   bool port_in_use = false;
   ForEachLocked(ip, port, [&](Callers::value_type*, const Open&) { port_in_use = true; });
   if (port_in_use) {
-    return MakeError(
-        absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("another connection from port ", port, " of its address is open"));
+    return Refused(absl::StrCat("another connection from port ", port, " of its address is open"));
   }
-  Caller& caller = callers_[CallerKeyOf(address, where)];
+  Callers::value_type& entry = *callers_.try_emplace(key).first;
+  Caller& caller = entry.second;
   if (caller.open.size() >= bounds_.per_caller && now_ns >= caller.looked_ns + kLookNs) {
     caller.looked_ns = now_ns;
-    ForgetClosedLocked(&caller);
+    ForgetClosedLocked(&entry);
   }
-  if (absl::Status checked = CheckLocked(caller, who, now_ns); !checked.ok()) return checked;
+  absl::Status checked = CheckPause(caller, who, now_ns);
+  if (checked.ok()) checked = CheckCallerLocked(caller, who);
+  if (checked.ok()) checked = CheckPlacesLocked(network);
+  if (!checked.ok()) return checked;
   caller.open.push_back({BorrowedSocket(connection), TcpEnd::Of(peer)});
   ++count_;
+  ++networks_[network];
   return absl::OkStatus();
 }
 
@@ -226,12 +256,17 @@ std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, st
   return ends;
 }
 
-void ConnectionLimit::ForgetClosedLocked(Caller* caller) {
-  std::vector<Open>& open = caller->open;
+void ConnectionLimit::ForgetClosedLocked(Callers::value_type* caller) {
+  std::vector<Open>& open = caller->second.open;
   const auto closed = std::remove_if(open.begin(), open.end(),
                                      [](const Open& one) { return !one.socket.IsOpen(); });
-  count_ -= static_cast<std::size_t>(open.end() - closed);
+  const auto count = static_cast<std::size_t>(open.end() - closed);
+  if (count == 0) return;
   open.erase(closed, open.end());
+  count_ -= count;
+  const auto network = networks_.find(NetworkOf(caller->first));
+  network->second -= count;
+  if (network->second == 0) networks_.erase(network);
 }
 
 void ConnectionLimit::ForgetAllClosedLocked() {
@@ -239,7 +274,7 @@ void ConnectionLimit::ForgetAllClosedLocked() {
   const bool too_many = callers_.size() >= bounds_.all + kMostRemembered;
   for (auto it = callers_.begin(); it != callers_.end();) {
     Caller& caller = it->second;
-    ForgetClosedLocked(&caller);
+    ForgetClosedLocked(&*it);
     const bool forgotten = too_many ? !caller.pause.Lasts(now_ns) : caller.pause.IsForgiven(now_ns);
     it = caller.open.empty() && forgotten ? callers_.erase(it) : std::next(it);
   }

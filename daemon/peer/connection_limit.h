@@ -2,7 +2,9 @@
 // room for the others. Ends connections that do harm.
 //
 // A caller is an address, or a user of this machine: see caller.h. So no user can use up the
-// connections of the node's own daemon.
+// connections of the node's own daemon. The callers of an IPv6 network have a bound together, so
+// that a machine which uses many addresses leaves room for other networks. The last places are for
+// networks that have few connections, so that a few busy addresses keep nobody out.
 
 #ifndef DAEMON_PEER_CONNECTION_LIMIT_H_
 #define DAEMON_PEER_CONNECTION_LIMIT_H_
@@ -37,11 +39,15 @@ class ConnectionLimit {
  public:
   struct Bounds {
     std::size_t per_caller = 0;
+    std::size_t per_network = 0;
     std::size_t all = 0;
   };
+  // One in kReservedPart of all connections is for networks that have fewer than kFew.
+  static constexpr std::size_t kReservedPart = 8;
+  static constexpr std::size_t kFew = 8;
   // The process's limit of descriptors, less those that the daemon needs itself, is cut in halves.
-  // All callers together may use one half, and one caller may use half of that. Both bounds also
-  // have a constant maximum.
+  // All callers together may use one half. A network may use half of that, and so may one caller.
+  // The bounds of a caller and of all also have a constant maximum.
   //
   // One user may use the other half (DescriptorQuota). So one user and all callers together leave
   // the daemon what it needs itself. Several users, with their engines and workers, can use up all
@@ -53,9 +59,9 @@ class ConnectionLimit {
 
   using Place = CallerPlace;
   // Counts the connection for as long as it is open. `place` is called only if the address alone is
-  // no reason to refuse. RESOURCE_EXHAUSTED: the caller, or all callers together, would have too
-  // many connections; the caller is paused; or another connection from the same port is open.
-  // UNAVAILABLE: after EndAll().
+  // no reason to refuse. RESOURCE_EXHAUSTED: the caller, its network, or all callers together would
+  // have too many connections; the caller is paused; or another connection from the same port is
+  // open. UNAVAILABLE: after EndAll().
   absl::Status Admit(int connection, const sockaddr_storage& peer,
                      absl::FunctionRef<Place()> place);
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
@@ -111,12 +117,19 @@ class ConnectionLimit {
   void ForEachLocked(absl::string_view ip, std::uint16_t port,
                      absl::FunctionRef<void(Callers::value_type*, const Open&)> found)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckLocked(const Caller& caller, const std::string& who, std::uint64_t now_ns) const
+  // Why the caller gets no new connection: its pause; too many of its network or of all; too many
+  // of its own. OK if it gets one.
+  static absl::Status CheckPause(const Caller& caller, const std::string& who,
+                                 std::uint64_t now_ns);
+  absl::Status CheckPlacesLocked(const CallerKey& network) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckCallerLocked(const Caller& caller, const std::string& who) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::size_t InNetworkLocked(const CallerKey& network) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Counts what its connections have brought.
   static std::vector<Sender> SendersOf(Caller* caller);
   static bool IsMuch(const std::vector<Sender>& senders, const SilentBytes& most);
-  void ForgetClosedLocked(Caller* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetClosedLocked(Callers::value_type* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.
   void ForgetAllClosedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -126,6 +139,8 @@ class ConnectionLimit {
   Mutex mutex_;
   Callers callers_ ABSL_GUARDED_BY(mutex_);
   std::size_t count_ ABSL_GUARDED_BY(mutex_) = 0;  // connections of all callers
+  // Connections by network, of those that have any.
+  std::map<CallerKey, std::size_t> networks_ ABSL_GUARDED_BY(mutex_);
   bool all_ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t looked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
 };

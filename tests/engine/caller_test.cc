@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/local_address.h"
@@ -42,6 +43,49 @@ TEST(CallerKeyOf, WhoMayRunADaemonIsACallerAtEachAddress) {
     EXPECT_NE(CallerKeyOf(first, {true, user}), CallerKeyOf(second, {true, user}));
     EXPECT_EQ(CallerKeyOf(first, {true, user}), CallerKeyOf(first, {true, user}));
   }
+}
+
+CallerKey Remote(const std::string& host) { return CallerKeyOf(IpOf(host), {}); }
+
+TEST(NetworkOf, AnIpv6AddressCountsByItsFirstBytes) {
+  const CallerKey network = NetworkOf(Remote("2001:db8:1:2::1"));
+  EXPECT_EQ(network, NetworkOf(Remote("2001:db8:1:2:ffff::2")));
+  EXPECT_EQ(network, NetworkOf(network));
+  EXPECT_NE(network, NetworkOf(Remote("2001:db8:1:3::1")));
+  EXPECT_NE(Remote("2001:db8:1:2::1"), Remote("2001:db8:1:2::2")) << "they are two callers";
+  EXPECT_NE(NetworkOf(Remote("fd00::1")), Remote("fd00::1")) << "private networks are networks";
+}
+
+TEST(NetworkOf, OthersAreNetworksOfTheirOwn) {
+  for (const char* host : {"10.0.0.1", "::ffff:10.0.0.1", "::1", "fe80::1", "febf::1"}) {
+    EXPECT_EQ(NetworkOf(Remote(host)), Remote(host)) << host;
+  }
+  EXPECT_NE(NetworkOf(Remote("fec0::1")), Remote("fec0::1")) << "it is not link-local";
+  for (const std::uint32_t user : {std::uint32_t{0}, geteuid() + 1}) {
+    const CallerKey local = CallerKeyOf(IpOf("2001:db8::1"), {true, user});
+    EXPECT_EQ(NetworkOf(local), local) << "a caller of this machine is not one of its neighbours";
+  }
+}
+
+TEST(NetworkText, NamesTheNetworkOrTheAddress) {
+  EXPECT_EQ(NetworkText(IpOf("2001:db8:1:2::1")), "2001:db8:1:2::/64");
+  EXPECT_EQ(NetworkText(IpOf("10.0.0.1")), "10.0.0.1");
+  EXPECT_EQ(NetworkText(IpOf("::ffff:10.0.0.1")), "10.0.0.1");
+  EXPECT_EQ(NetworkText(IpOf("::1")), "::1");
+  EXPECT_EQ(NetworkText(IpOf("fe80::1")), "fe80::1");
+}
+
+TEST(LargestOf, IsTheLargestCallerOfTheLargestNetwork) {
+  const CallerKey node = Remote("10.0.0.1"), other = Remote("10.0.0.2");
+  EXPECT_EQ(LargestOf({node, other, other}), other);
+  EXPECT_EQ(LargestOf({node, other}), node) << "the first of several";
+  // A machine that uses each address once.
+  EXPECT_EQ(
+      LargestOf({node, node, Remote("2001:db8::1"), Remote("2001:db8::2"), Remote("2001:db8::3")}),
+      Remote("2001:db8::1"));
+  // A node in the network of a machine that uses one address.
+  EXPECT_EQ(LargestOf({Remote("2001:db8::1"), Remote("2001:db8::2"), Remote("2001:db8::2")}),
+            Remote("2001:db8::2"));
 }
 
 TEST(CallerPlaceOf, KnowsTheUserOfALocalConnection) {

@@ -47,6 +47,9 @@ struct Connection {
 
 class ConnectionLimitTest : public testing::Test {
  protected:
+  explicit ConnectionLimitTest(const ConnectionLimit::Bounds& bounds = {2, 3, 5})
+      : limit_(bounds, &clock_) {}
+
   absl::Status Admit(const std::string& host, std::uint16_t port, ConnectionLimit::Place place) {
     auto connection = std::make_unique<Connection>();
     const absl::Status status =
@@ -68,7 +71,7 @@ class ConnectionLimitTest : public testing::Test {
 
   std::uint16_t last_port_ = 10'000;
   ManualClock clock_;
-  ConnectionLimit limit_{{2, 5}, &clock_};
+  ConnectionLimit limit_;
   std::vector<std::unique_ptr<Connection>> connections_;
 };
 
@@ -82,6 +85,8 @@ TEST(ConnectionBoundsTest, AUserAndAllCallersLeaveTheDaemonItsOwnDescriptors) {
     const std::size_t own = std::min<std::size_t>(all / 2, 256);
     EXPECT_LE(bounds.all + DescriptorQuota::PerUserOfProcess() + own, all);
     EXPECT_LE(2 * bounds.per_caller, bounds.all) << "one caller leaves room for others";
+    EXPECT_LE(2 * bounds.per_network, bounds.all) << "one network leaves room for others";
+    EXPECT_GE(bounds.per_network, bounds.per_caller);
   }
   EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
@@ -123,6 +128,68 @@ TEST_F(ConnectionLimitTest, AMappedAddressIsTheSame) {
   ASSERT_TRUE(Admit("10.0.0.1").ok() && Admit("::ffff:10.0.0.1").ok());
   const absl::Status refused = Admit("10.0.0.1");
   EXPECT_TRUE(absl::StrContains(refused.message(), "its address has 2 connections")) << refused;
+}
+
+TEST_F(ConnectionLimitTest, ANetworkLeavesRoomForTheOthers) {
+  for (int host = 1; host <= 3; ++host) {
+    ASSERT_TRUE(Admit(absl::StrCat("2001:db8:0:1:", host, "::1")).ok());
+  }
+  const absl::Status refused = Admit("2001:db8:0:1::9");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_TRUE(
+      absl::StrContains(refused.message(), "the network 2001:db8:0:1::/64 has 3 connections"))
+      << refused;
+  EXPECT_TRUE(Admit("2001:db8:0:2::1").ok());
+  connections_.erase(connections_.begin());
+  clock_.Advance(kSecondNs);
+  EXPECT_TRUE(Admit("2001:db8:0:1::9").ok()) << "one of its connections is closed";
+}
+
+// The addresses of a network are callers of their own.
+TEST_F(ConnectionLimitTest, FindsAConnectionAmongThoseOfItsNetwork) {
+  const std::string prefix("\x20\x01\x0d\xb8\0\0\0\1\0\0\0\0\0\0\0", 15);
+  const std::string first = prefix + '\1', second = prefix + '\2';
+  ASSERT_TRUE(Admit("2001:db8:0:1::1", 1).ok() && Admit("2001:db8:0:1::2", 1).ok());
+  EXPECT_EQ(limit_.OwnEnds(first, 1).size(), 1u);
+  EXPECT_TRUE(limit_.CallerAt(first, 1).has_value());
+  EXPECT_NE(limit_.CallerAt(first, 1), limit_.CallerAt(second, 1));
+  EXPECT_FALSE(limit_.CallerAt(prefix + '\3', 1).has_value());
+  EXPECT_TRUE(limit_.End(second, 1));
+  EXPECT_FALSE(connections_[0]->ended());
+  EXPECT_TRUE(connections_[1]->ended());
+  EXPECT_TRUE(Admit("2001:db8:0:1::1", 2).ok()) << "only the other address is paused";
+}
+
+// Its last eighth is two connections.
+class ReservedPlaces : public ConnectionLimitTest {
+ protected:
+  static constexpr int kAll = 18;
+  static constexpr int kFew = ConnectionLimit::kFew;
+
+  ReservedPlaces() : ConnectionLimitTest({2 * kFew, kAll, kAll}) {}
+};
+
+TEST_F(ReservedPlaces, AreForThoseThatHaveFewConnections) {
+  const int busy = kAll - kAll / ConnectionLimit::kReservedPart;
+  for (int i = 0; i < busy; ++i) {
+    ASSERT_TRUE(Admit(i % 2 == 0 ? "10.0.0.1" : "10.0.0.2").ok());
+  }
+  const absl::Status refused = Admit("10.0.0.1");
+  EXPECT_TRUE(absl::StrContains(refused.message(), "those that have fewer than 8")) << refused;
+  EXPECT_FALSE(Admit("10.0.0.2").ok());
+  EXPECT_TRUE(Admit("10.0.0.3").ok());
+  EXPECT_TRUE(Admit("10.0.0.3").ok());
+  EXPECT_FALSE(Admit("10.0.0.4").ok()) << "there are no more places";
+}
+
+// Each of its addresses has only one connection.
+TEST_F(ReservedPlaces, AreNotForABusyNetwork) {
+  const int busy = kAll - kAll / ConnectionLimit::kReservedPart;
+  for (int host = 1; host <= busy; ++host) {
+    ASSERT_TRUE(Admit(absl::StrCat("2001:db8::", host)).ok());
+  }
+  EXPECT_FALSE(Admit("2001:db8::99").ok());
+  EXPECT_TRUE(Admit("10.0.0.1").ok());
 }
 
 TEST_F(ConnectionLimitTest, EndsTheConnectionOfAPort) {
@@ -293,7 +360,7 @@ class SilentSenders : public testing::Test {
   static constexpr std::uint32_t kStranger = 54321;
 
   ManualClock clock_;
-  ConnectionLimit limit_{{8, 16}, &clock_};
+  ConnectionLimit limit_{{8, 8, 16}, &clock_};
   UniqueFd listener_{socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   std::set<TcpEnd> greeted_;
 };
