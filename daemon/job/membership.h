@@ -4,6 +4,8 @@
 #define DAEMON_JOB_MEMBERSHIP_H_
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,6 +32,7 @@ enum class RankState : std::uint8_t {
   kFinished,  // Finish: steps and operations need it, so the job ends if another rank begins one
   kLost,
 };
+inline constexpr std::size_t kRankStates = static_cast<std::size_t>(RankState::kLost) + 1;
 
 // The rank has joined and has not left; its session may be lost.
 inline bool TakesPart(RankState state) {
@@ -68,12 +71,17 @@ struct Member {
 //   kLive, kLoading or kHealing --Hold--> kHeld --Join--> kHealing --Heal--> kLive
 //   kHeld --Join with `loads`--> kLoading --Admit--> kHealing
 //
+// Counts the ranks in each state, because a job may have 65,536 ranks, and each message of a rank
+// asks for these counts.
+//
 // Externally synchronized: guarded by the job's lock. Shares the sinks with their sessions.
 class Membership {
  public:
   // `here`: this node's name, for messages of jobs that have ranks on other nodes.
   explicit Membership(std::uint32_t world_size, std::string here = "")
-      : members_(world_size), here_(std::move(here)) {}
+      : members_(world_size), here_(std::move(here)) {
+    CountOf(RankState::kAbsent) = world_size;
+  }
 
   std::uint32_t world_size() const { return static_cast<std::uint32_t>(members_.size()); }
   const Member& operator[](std::uint32_t rank) const { return members_[rank]; }
@@ -86,41 +94,44 @@ class Membership {
             std::string node, bool loads = false, PodId pod = {}) {
     const RankState back = loads ? RankState::kLoading : RankState::kHealing;
     const RankState state = members_[rank].state == RankState::kHeld ? back : RankState::kLive;
+    SetState(rank, state);
+    if (!members_[rank].node.empty()) --on_other_nodes_;
+    if (!node.empty()) ++on_other_nodes_;
     members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false, pod};
   }
   // The rank's session has the state of the model.
-  void Admit(std::uint32_t rank) { members_[rank].state = RankState::kHealing; }
+  void Admit(std::uint32_t rank) { SetState(rank, RankState::kHealing); }
   void Stay(std::uint32_t rank) {
-    members_[rank].state = RankState::kStayed;
+    SetState(rank, RankState::kStayed);
     stayed_.push_back(rank);
   }
   void Exit(std::uint32_t rank, std::uint64_t now_ns) {
-    members_[rank].state = RankState::kExited;
+    SetState(rank, RankState::kExited);
     members_[rank].left_ns = now_ns;
     if (!exited_.has_value()) exited_ = rank;
     stayed_.erase(std::remove(stayed_.begin(), stayed_.end(), rank), stayed_.end());
   }
   void Finish(std::uint32_t rank, std::uint64_t now_ns) {
-    members_[rank].state = RankState::kFinished;
+    SetState(rank, RankState::kFinished);
     members_[rank].left_ns = now_ns;
     if (!finished_.has_value()) finished_ = rank;
   }
   void Lose(std::uint32_t rank, const absl::Status& why) {
-    members_[rank].state = RankState::kLost;
+    SetState(rank, RankState::kLost);
     members_[rank].loss = why;
   }
   // Ends the rank's session with `why`. The rank waits for its next session.
   void Hold(std::uint32_t rank, const absl::Status& why, DeferredActions* actions) {
     EndSession(rank, why, actions);
-    members_[rank].state = RankState::kHeld;
+    SetState(rank, RankState::kHeld);
     members_[rank].loss = why;
   }
-  void Heal(std::uint32_t rank) { members_[rank].state = RankState::kLive; }
+  void Heal(std::uint32_t rank) { SetState(rank, RankState::kLive); }
   // The rank's session has contributed to a complete step. The rank keeps its state.
   void Stepped(std::uint32_t rank) { members_[rank].stepped = true; }
   // The ranks that stayed take part again. Returns these ranks, in the order in which they left.
   std::vector<std::uint32_t> Resume() {
-    for (const std::uint32_t rank : stayed_) members_[rank].state = RankState::kLive;
+    for (const std::uint32_t rank : stayed_) SetState(rank, RankState::kLive);
     return std::exchange(stayed_, {});
   }
 
@@ -130,12 +141,8 @@ class Membership {
   std::optional<std::uint32_t> finished() const { return finished_; }
   // The rank that left for good first; nullopt if none has.
   std::optional<std::uint32_t> exited() const { return exited_; }
-  // The ranks in this state.
-  std::uint32_t Count(RankState state) const {
-    return static_cast<std::uint32_t>(
-        std::count_if(members_.begin(), members_.end(),
-                      [state](const Member& member) { return member.state == state; }));
-  }
+  // How many ranks are in this state.
+  std::uint32_t Count(RankState state) const { return counts_[static_cast<std::size_t>(state)]; }
   // True if the rank has left for good or finished, but its session has not ended: under policy
   // `hold` it waits until every rank has left. The rank has the same state of the model as the
   // others, because a further step would end the job.
@@ -145,10 +152,9 @@ class Membership {
            (member.state == RankState::kExited || member.state == RankState::kFinished);
   }
   // True if IsMissing() of some rank.
-  bool AnyIsMissing() const {
-    return std::any_of(members_.begin(), members_.end(),
-                       [](const Member& member) { return IsMissing(member.state); });
-  }
+  bool AnyIsMissing() const { return Count(RankState::kHeld) + Count(RankState::kLoading) > 0; }
+  // True if IsRecovering() of some rank.
+  bool AnyIsRecovering() const { return AnyIsMissing() || Count(RankState::kHealing) > 0; }
   bool AnyIsLeaving() const {
     for (std::uint32_t rank = 0; rank < world_size(); ++rank) {
       if (IsLeaving(rank)) return true;
@@ -157,9 +163,7 @@ class Membership {
   }
   // True if no rank takes part in anything, and none is still to join.
   bool AllHaveLeft() const {
-    return std::none_of(members_.begin(), members_.end(), [](const Member& member) {
-      return member.state == RankState::kAbsent || TakesPart(member.state);
-    });
+    return Count(RankState::kAbsent) + Count(RankState::kLive) == 0 && !AnyIsRecovering();
   }
   // Notes that another job of the same user and id has another token. The absent ranks may be in
   // that job.
@@ -172,10 +176,7 @@ class Membership {
            "GRADSYNC_JOB_TOKEN on every rank, or give each run its own job_id.";
   }
   // True if every rank has joined once.
-  bool Formed() const {
-    return std::none_of(members_.begin(), members_.end(),
-                        [](const Member& member) { return member.state == RankState::kAbsent; });
-  }
+  bool Formed() const { return Count(RankState::kAbsent) == 0; }
 
   // True if steps and operations wait for this rank. They also wait for an absent, a held and a
   // finished rank, but not for one that has left.
@@ -188,17 +189,14 @@ class Membership {
     const RankState state = members_[rank].state;
     return state == RankState::kLive || state == RankState::kHealing;
   }
+  // How many ranks are awaited: see IsAwaited().
   std::uint32_t StepRanks() const {
-    std::uint32_t count = 0;
-    for (std::uint32_t rank = 0; rank < world_size(); ++rank) count += IsAwaited(rank) ? 1 : 0;
-    return count;
+    return world_size() - Count(RankState::kStayed) - Count(RankState::kExited) -
+           Count(RankState::kLost);
   }
 
   // True if some rank is on another node.
-  bool SpansNodes() const {
-    return std::any_of(members_.begin(), members_.end(),
-                       [](const Member& member) { return !member.node.empty(); });
-  }
+  bool SpansNodes() const { return on_other_nodes_ > 0; }
 
   // The name of the rank's node; empty if the job does not span nodes.
   std::string NodeOf(std::uint32_t rank) const {
@@ -227,7 +225,16 @@ class Membership {
   }
 
  private:
+  std::uint32_t& CountOf(RankState state) { return counts_[static_cast<std::size_t>(state)]; }
+  void SetState(std::uint32_t rank, RankState state) {
+    --CountOf(members_[rank].state);
+    ++CountOf(state);
+    members_[rank].state = state;
+  }
+
   std::vector<Member> members_;
+  std::array<std::uint32_t, kRankStates> counts_{};  // by state: the ranks in it
+  std::uint32_t on_other_nodes_ = 0;                 // how many ranks' `node` is not empty
   std::optional<std::uint32_t> finished_;
   std::optional<std::uint32_t> exited_;
   std::vector<std::uint32_t> stayed_;
