@@ -60,6 +60,7 @@ struct Member {
   std::string node;                   // another node's name; empty: this one
   bool stepped = false;               // its session has contributed to a complete step
   PodId pod;                          // of its process; none: in no pod, or on another node
+  std::uint64_t flushed_by = 0;       // DeferredActions::number of the last flush of `sink`
 };
 
 // The state of each rank, and its session:
@@ -97,7 +98,7 @@ class Membership {
     SetState(rank, state);
     if (!members_[rank].node.empty()) --on_other_nodes_;
     if (!node.empty()) ++on_other_nodes_;
-    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false, pod};
+    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false, pod, 0};
   }
   // The rank's session has the state of the model.
   void Admit(std::uint32_t rank) { SetState(rank, RankState::kHealing); }
@@ -209,13 +210,16 @@ class Membership {
     return node.empty() ? std::to_string(rank) : std::to_string(rank) + " (node " + node + ")";
   }
 
+  // Queues the message for the rank's session, if it has one. `actions` flushes each session once,
+  // in the order of their first messages.
   void Send(std::uint32_t rank, SessionMessage message, DeferredActions* actions) {
     const std::shared_ptr<SessionSink>& sink = members_[rank].sink;
     if (sink == nullptr) return;
     sink->Queue(std::move(message));
-    for (const auto& queued : actions->flushes) {
-      if (queued == sink) return;
-    }
+    if (actions->number == 0) actions->number = ++last_actions_;
+    std::uint64_t& flushed_by = members_[rank].flushed_by;
+    if (flushed_by == actions->number) return;
+    flushed_by = actions->number;
     actions->flushes.push_back(sink);
   }
   // Sends the rank its session's last message. The rank keeps its state.
@@ -239,6 +243,7 @@ class Membership {
   std::optional<std::uint32_t> exited_;
   std::vector<std::uint32_t> stayed_;
   bool other_token_ = false;
+  std::uint64_t last_actions_ = 0;  // the last DeferredActions::number
   const std::string here_;
 };
 

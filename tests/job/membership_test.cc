@@ -7,10 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/job/deferred_actions.h"
+#include "daemon/job/session_message.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -93,6 +95,55 @@ TEST_F(MembershipTest, NodesAreNamedWhileSomeRankIsOnAnotherOne) {
   members_.Hold(1, absl::AbortedError("lost"), &actions_);
   Join(1);
   EXPECT_FALSE(members_.SpansNodes());
+}
+
+// Counts what it gets. Keeps no message, because it gets many.
+class CountingSink final : public SessionSink {
+ public:
+  void Queue(SessionMessage) override { ++queued; }
+  void Flush() override { flushed = queued; }
+
+  std::uint64_t queued = 0;
+  std::uint64_t flushed = 0;
+};
+
+// If each message looked through the sessions that have one already, that would be 2e11 looks.
+TEST(SendTest, ManyMessagesToAHugeJobFlushEachSessionOnceAndInOrder) {
+  constexpr std::uint32_t kRanks = 65'536;
+  constexpr std::uint64_t kTransactions = 50;
+  Membership members(kRanks);
+  std::vector<std::shared_ptr<CountingSink>> sinks;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    sinks.push_back(std::make_shared<CountingSink>());
+    members.Join(rank, /*incarnation=*/rank + 1, sinks.back(), "");
+  }
+  for (std::uint64_t transaction = 0; transaction < kTransactions; ++transaction) {
+    DeferredActions actions;
+    for (const std::uint64_t sequence : {1, 2}) {
+      for (std::uint32_t i = 0; i < kRanks; ++i) {
+        members.Send(kRanks - 1 - i, HealedMessage{sequence}, &actions);
+      }
+    }
+    ASSERT_EQ(actions.flushes.size(), kRanks);
+    for (std::uint32_t i = 0; i < kRanks; ++i) {
+      ASSERT_EQ(actions.flushes[i], sinks[kRanks - 1 - i]);
+      actions.flushes[i]->Flush();
+    }
+  }
+  for (const auto& sink : sinks) ASSERT_EQ(sink->flushed, 2 * kTransactions);
+}
+
+TEST(SendTest, NextSessionOfARankIsFlushedBesideTheLastOne) {
+  Membership members(1);
+  const auto first = std::make_shared<CountingSink>(), next = std::make_shared<CountingSink>();
+  DeferredActions actions;
+  members.Join(0, /*incarnation=*/1, first, "");
+  members.Send(0, HealedMessage{1}, &actions);
+  members.Join(0, /*incarnation=*/2, next, "");
+  members.Send(0, HealedMessage{1}, &actions);
+  ASSERT_EQ(actions.flushes.size(), 2u);
+  EXPECT_EQ(actions.flushes[0], first);
+  EXPECT_EQ(actions.flushes[1], next);
 }
 
 }  // namespace
