@@ -8,9 +8,11 @@
 #ifndef DAEMON_JOB_COLLECTIVE_ORDER_H_
 #define DAEMON_JOB_COLLECTIVE_ORDER_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +38,12 @@ class CollectiveOrder {
   // `rank` begins its next collective. If another rank has begun a different one with this number
   // before, returns that one; else nullopt.
   std::optional<Collective> Begin(std::uint32_t rank, absl::string_view description);
+  // `rank` has finished, and begins no further collective.
+  void Finish(std::uint32_t rank) { fewest_finished_ = std::min(fewest_finished_, begun_[rank]); }
+  // True if some rank has begun a collective that a finished rank has not.
+  bool AnyIsBeyondFinished() const { return newest_ > fewest_finished_; }
+  // True if `rank` has.
+  bool IsBeyondFinished(std::uint32_t rank) const { return begun_[rank] > fewest_finished_; }
   // The first collective that `rank` has begun and `other` has not, for people; "" if there is
   // none.
   std::string BegunBeyond(std::uint32_t rank, std::uint32_t other) const;
@@ -46,7 +54,9 @@ class CollectiveOrder {
     std::uint32_t ranks = 0;  // how many have begun it
   };
   std::vector<std::uint64_t> begun_;  // by rank: how many collectives
-  std::uint64_t newest_ = 0;
+  std::uint64_t newest_ = 0;          // the most that any rank has begun
+  // The fewest collectives that a finished rank has begun; the maximum if no rank has finished.
+  std::uint64_t fewest_finished_ = std::numeric_limits<std::uint64_t>::max();
   std::deque<Entry> kept_;  // the last ones, up to newest_
 };
 

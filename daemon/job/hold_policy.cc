@@ -61,7 +61,7 @@ absl::Status HoldPolicy::StaysDuringLoss(std::uint32_t staying) const {
 }
 
 absl::Status HoldPolicy::StepsOverlap() const {
-  if (!terms_.options.HealsFromSurvivors()) return absl::OkStatus();
+  if (!terms_.options.HealsFromSurvivors() || !members_.AnyIsMissing()) return absl::OkStatus();
   for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
     if (!IsMissing(members_[rank].state)) continue;
     const std::string steps = layouts_.EndedAndOwed(rank);
@@ -128,6 +128,7 @@ absl::Status HoldPolicy::CollectiveIsNotHeld(std::uint32_t rank,
 
 absl::Status HoldPolicy::LeftEarly(const Clock& clock) const {
   if (!terms_.options.Holds() || !members_.exited().has_value()) return absl::OkStatus();
+  if (!layouts_.AnyIsBegun()) return absl::OkStatus();
   const std::uint32_t left = *members_.exited();
   for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
     const std::string begun = layouts_.BegunBy(rank);

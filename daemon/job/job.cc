@@ -443,6 +443,7 @@ absl::Status Job::Finish(RankSession session) {
   if (absl::Status status = rules_.CheckFinish(rank); !status.ok()) return status;
   const std::uint64_t now_ns = environment_.clock->NowNs();
   members_.Finish(rank, now_ns);
+  collectives_.Finish(rank);
   layouts_.RankLeft(rank, /*exited=*/true, now_ns, transaction.actions());
   EndLeavingSessions(transaction.actions());
   MaybeResume(transaction.actions());

@@ -590,6 +590,12 @@ bool LayoutSet::StepRunning() const {
   return false;
 }
 
+bool LayoutSet::AnyIsBegun() const {
+  return std::any_of(layouts_.begin(), layouts_.end(), [](const auto& entry) {
+    return entry.second->running() || entry.second->agreement().open();
+  });
+}
+
 std::string LayoutSet::BegunBy(std::uint32_t rank) const {
   for (const auto& [channel, layout] : layouts_) {
     if (layout->HasBegunStep(rank)) {

@@ -128,6 +128,8 @@ class LayoutSet {
   // Some reduction is in flight.
   bool in_flight() const;
   bool StepRunning() const;
+  // False only if BegunBy() is "" for every rank.
+  bool AnyIsBegun() const;
   // What this rank has begun and not ended: "step 8 of layout 'digits'", "layout 'digits'"; or "".
   std::string BegunBy(std::uint32_t rank) const;
 

@@ -64,6 +64,8 @@ class OperationChannel {
   void Reduced(DeferredActions* actions);
   void Copied(DeferredActions* actions);
 
+  // False only if no rank waits in an operation.
+  bool in_progress() const { return state_ != State::kIdle; }
   // True while this rank waits in an operation.
   bool InOperation(std::uint32_t rank) const;
   void RankLeft(DeferredActions* actions);

@@ -122,13 +122,18 @@ absl::Status RankRules::CheckIdle(std::uint32_t rank, absl::string_view message,
 
 absl::Status RankRules::FinishedRankIsNeeded(const Clock& clock) const {
   if (!members_.finished().has_value()) return absl::OkStatus();
+  const bool begun_any =
+      operations_.in_progress() || layouts_.AnyIsBegun() || collectives_.AnyIsBeyondFinished();
+  if (!begun_any) return absl::OkStatus();
   for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
     std::uint32_t finished = *members_.finished();
     std::string begun = operations_.InOperation(rank)
                             ? absl::StrCat("operation ", operations_.next_sequence() - 1)
                             : layouts_.BegunBy(rank);
     // A rank may finish while others are still in the collectives that it has begun.
-    for (std::uint32_t other = 0; other < members_.world_size() && begun.empty(); ++other) {
+    const bool beyond = begun.empty() && collectives_.IsBeyondFinished(rank);
+    for (std::uint32_t other = 0; beyond && other < members_.world_size() && begun.empty();
+         ++other) {
       if (members_[other].state != RankState::kFinished) continue;
       finished = other;
       begun = collectives_.BegunBeyond(rank, other);

@@ -64,6 +64,21 @@ TEST(CollectiveOrderTest, CollectiveThatOnlyOneOfTwoRanksHasBegunIsNamed) {
   EXPECT_EQ(order.BegunBeyond(1, 2), "collective 1") << "its description is forgotten";
 }
 
+TEST(CollectiveOrderTest, RankIsBeyondAFinishedOneOnlyWithMoreCollectives) {
+  CollectiveOrder order(3);
+  ASSERT_FALSE(order.Begin(0, "barrier").has_value());
+  EXPECT_FALSE(order.AnyIsBeyondFinished()) << "no rank has finished";
+  ASSERT_FALSE(order.Begin(1, "barrier").has_value());
+  order.Finish(1);
+  EXPECT_FALSE(order.AnyIsBeyondFinished());
+  ASSERT_FALSE(order.Begin(0, "gather").has_value());
+  EXPECT_TRUE(order.AnyIsBeyondFinished());
+  EXPECT_TRUE(order.IsBeyondFinished(0));
+  EXPECT_FALSE(order.IsBeyondFinished(2));
+  order.Finish(0);
+  EXPECT_TRUE(order.AnyIsBeyondFinished()) << "rank 1 has still begun fewer";
+}
+
 using CollectiveTest = JobFixture;
 
 TEST_F(CollectiveTest, DifferenceEndsTheJobAndNamesRanksAndCollectives) {

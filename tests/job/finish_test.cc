@@ -111,6 +111,20 @@ TEST_F(FinishTest, RankThatHasBegunTheFewestCollectivesIsNamed) {
   EXPECT_EQ(FieldOf(end, "rank"), "1");
 }
 
+TEST_F(FinishTest, FirstFinishedRankThatIsBehindIsNamed) {
+  for (const std::uint32_t rank : {0, 2}) {
+    ASSERT_TRUE(job_->BeginCollective(Of(rank), "barrier").ok());
+  }
+  Finish(2);
+  ASSERT_TRUE(job_->BeginCollective(Of(1), "barrier").ok());
+  Finish(1);
+  EXPECT_FALSE(job_->HasEnded()) << "all three have begun the same";
+  ASSERT_TRUE(job_->BeginCollective(Of(0), "gather").ok());
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_EQ(FieldOf(end, "rank"), "1");
+  EXPECT_TRUE(Says(end, "Rank 0 has begun collective 2 (gather)")) << end;
+}
+
 TEST_F(FinishTest, RanksThatStayedResumeAndThenEndTheJob) {
   ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/false).ok());
   ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/false).ok());
@@ -139,6 +153,25 @@ TEST_F(FinishTest, LossIsStillALoss) {
   Finish(1);
   Lose(2);
   EXPECT_EQ(ReasonOf(Only<SessionEndMessage>(0).status), "RANK_LOST");
+}
+
+using HugeFinishTest = JobFixture;
+
+// If each tick compared every rank with every other one, that would be 4e11 looks.
+TEST_F(HugeFinishTest, TicksOfAHugeJobWithAFinishedRankAreShort) {
+  constexpr std::uint32_t kRanks = 65'536, kFinished = 2, kLast = kRanks - 1;
+  Start(kRanks);
+  for (const std::uint32_t rank : {kFinished, kLast}) {
+    ASSERT_TRUE(job_->BeginCollective(Of(rank), "barrier").ok());
+  }
+  ASSERT_TRUE(job_->Finish(Of(kFinished)).ok());
+  for (int tick = 0; tick < 100; ++tick) job_->Tick();
+  EXPECT_FALSE(job_->HasEnded());
+  ASSERT_TRUE(job_->BeginCollective(Of(kLast), "gather").ok());
+  const absl::Status end = Only<SessionEndMessage>(0).status;
+  EXPECT_EQ(ReasonOf(end), "RANK_FINISHED");
+  EXPECT_EQ(FieldOf(end, "rank"), "2");
+  EXPECT_TRUE(Says(end, "Rank 65535 has begun collective 2 (gather)")) << end;
 }
 
 }  // namespace
