@@ -21,13 +21,15 @@ std::optional<CollectiveOrder::Collective> CollectiveOrder::Begin(std::uint32_t 
   return std::nullopt;
 }
 
-std::string CollectiveOrder::BegunBeyond(std::uint32_t rank, std::uint32_t other) const {
-  if (begun_[rank] <= begun_[other]) return "";
-  const std::uint64_t number = begun_[other] + 1;
+std::string CollectiveOrder::Describe(std::uint64_t number) const {
   const std::uint64_t behind = newest_ - number;
   if (behind >= kept_.size()) return absl::StrCat("collective ", number);  // forgotten
   const Entry& entry = kept_[kept_.size() - 1 - behind];
   return absl::StrCat("collective ", number, " (", entry.collective.description, ")");
+}
+
+std::string CollectiveOrder::BegunBeyond(std::uint32_t rank, std::uint32_t other) const {
+  return begun_[rank] <= begun_[other] ? "" : Describe(begun_[other] + 1);
 }
 
 }  // namespace gradsync::daemon

@@ -38,6 +38,11 @@ class CollectiveOrder {
   // `rank` begins its next collective. If another rank has begun a different one with this number
   // before, returns that one; else nullopt.
   std::optional<Collective> Begin(std::uint32_t rank, absl::string_view description);
+  // How many the rank has begun.
+  std::uint64_t Begun(std::uint32_t rank) const { return begun_[rank]; }
+  // The collective with this number, which some rank has begun, for people: "collective 3
+  // (barrier)".
+  std::string Describe(std::uint64_t number) const;
   // `rank` has finished, and begins no further collective.
   void Finish(std::uint32_t rank) { fewest_finished_ = std::min(fewest_finished_, begun_[rank]); }
   // True if some rank has begun a collective that a finished rank has not.

@@ -342,11 +342,15 @@ absl::Status Job::BeginCollective(RankSession session, absl::string_view descrip
 absl::Status Job::QueryCollectives(RankSession session, absl::Duration waited) {
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
+  const CollectiveOrder& collectives = collectives_;
+  const auto begun = [&collectives](std::uint64_t number) {
+    return absl::StrCat("begun ", collectives.Describe(number));
+  };
   LateRanks late(members_);
   for (std::uint32_t other = 0; other < members_.world_size(); ++other) {
-    if (members_[other].state == RankState::kExited) continue;
-    const std::string missing = collectives_.BegunBeyond(session.rank, other);
-    if (!missing.empty()) late.Add(other, absl::StrCat("begun ", missing));
+    const std::uint64_t next = collectives.Begun(other) + 1;
+    if (next > collectives.Begun(session.rank)) continue;
+    if (members_[other].state != RankState::kExited) late.Add(other, next, begun);
   }
   TellLateRanks("a collective", waited, late, {session.rank}, &members_, transaction.actions());
   return absl::OkStatus();

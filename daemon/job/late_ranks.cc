@@ -15,27 +15,56 @@ constexpr std::size_t kNamedGroups = 8;
 
 }  // namespace
 
+absl::string_view LateRanks::DueOf(std::uint32_t rank) const {
+  switch (members_[rank].state) {
+    case RankState::kAbsent:
+      return "joined the job";
+    case RankState::kHeld:
+      return "come back after its loss";
+    case RankState::kLoading:
+      return "loaded the state of the model";
+    default:
+      return "";
+  }
+}
+
 void LateRanks::Add(std::uint32_t rank, absl::string_view done) {
-  if (members_[rank].state == RankState::kAbsent) done = "joined the job";
-  if (members_[rank].state == RankState::kHeld) done = "come back after its loss";
-  if (members_[rank].state == RankState::kLoading) done = "loaded the state of the model";
-  auto group = std::find_if(groups_.begin(), groups_.end(),
-                            [done](const auto& other) { return other.first == done; });
+  if (const absl::string_view due = DueOf(rank); !due.empty()) done = due;
+  AddTo(
+      rank, [done](const Group& group) { return group.done == done; },
+      [done] {
+        return Group{0, std::string(done), {}};
+      });
+}
+
+void LateRanks::Add(std::uint32_t rank, std::uint64_t number,
+                    absl::FunctionRef<std::string(std::uint64_t number)> done) {
+  if (const absl::string_view due = DueOf(rank); !due.empty()) return Add(rank, due);
+  AddTo(
+      rank, [number](const Group& group) { return group.number == number; },
+      [number, done] {
+        return Group{number, done(number), {}};
+      });
+}
+
+void LateRanks::AddTo(std::uint32_t rank, absl::FunctionRef<bool(const Group&)> pass,
+                      absl::FunctionRef<Group()> make) {
+  auto group = std::find_if(groups_.begin(), groups_.end(), pass);
   if (group == groups_.end()) {
     more_groups_ = more_groups_ || groups_.size() == kNamedGroups;
     if (more_groups_) return;
-    group = groups_.emplace(groups_.end(), std::string(done), RankList());
+    group = groups_.insert(groups_.end(), make());
   }
-  group->second.Add(rank);
+  group->ranks.Add(rank);
 }
 
 std::string LateRanks::Text() const {
   std::vector<std::string> parts;
   const auto name = [this](std::uint32_t rank) { return members_.Name(rank); };
-  for (const auto& [done, ranks] : groups_) {
-    const bool one = ranks.count() == 1;
-    parts.push_back(absl::StrCat(one ? "rank " : "ranks ", ranks.Text(name), one ? " has" : " have",
-                                 " not ", done));
+  for (const Group& group : groups_) {
+    const bool one = group.ranks.count() == 1;
+    parts.push_back(absl::StrCat(one ? "rank " : "ranks ", group.ranks.Text(name),
+                                 one ? " has" : " have", " not ", group.done));
   }
   if (more_groups_) parts.push_back("...");
   return absl::StrJoin(parts, "; ");

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "daemon/job/deferred_actions.h"
@@ -25,14 +26,31 @@ class LateRanks {
   // Adds a rank that has not done something. `done`: what, as in "registered it". If the rank has
   // not joined the job, or is held or loading, the text says that instead.
   void Add(std::uint32_t rank, absl::string_view done);
+  // The same in a sequence of things. The rank has not done the one with this number, from 1 on.
+  // `done` says what it is; called only once for each number that the text names.
+  void Add(std::uint32_t rank, std::uint64_t number,
+           absl::FunctionRef<std::string(std::uint64_t number)> done);
   bool empty() const { return groups_.empty(); }
   // "rank 1 has not joined the job; ranks 2, 3 have not registered it"; of bounded length.
   std::string Text() const;
 
  private:
+  // Ranks that have not done the same.
+  struct Group {
+    std::uint64_t number = 0;  // of the thing in its sequence; 0: it is in none
+    std::string done;
+    RankList ranks;
+  };
+
+  // What the rank has not done if its state says that; otherwise empty.
+  absl::string_view DueOf(std::uint32_t rank) const;
+  // Adds the rank to the group that passes. If there is none, adds it to a new group, which `make`
+  // returns, unless the text names enough of them.
+  void AddTo(std::uint32_t rank, absl::FunctionRef<bool(const Group&)> pass,
+             absl::FunctionRef<Group()> make);
+
   const Membership& members_;
-  // What has not been done, and by which ranks. Holds no more groups than the text names.
-  std::vector<std::pair<std::string, RankList>> groups_;
+  std::vector<Group> groups_;  // no more than the text names
   bool more_groups_ = false;
 };
 

@@ -6,7 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "daemon/job/late_ranks.h"
+#include "daemon/job/membership.h"
 #include "tests/job/job_fixture.h"
 
 namespace gradsync::daemon {
@@ -170,6 +173,44 @@ TEST_F(LateRanksTest, QueryNamesTheRanksThatHaveBegunFewerCollectives) {
                               "the job"});
   ASSERT_TRUE(job_->QueryCollectives(Of(2), absl::Seconds(5)).ok());
   for (const std::uint32_t rank : {1, 2}) EXPECT_EQ(Notices(rank), Texts{}) << "nobody is late";
+}
+
+TEST_F(LateRanksTest, QueryNamesTheFirstEightOfManyDifferences) {
+  Start(11);
+  for (std::uint32_t rank = 0; rank < 10; ++rank) {
+    for (std::uint32_t i = 0; i < rank; ++i) {
+      ASSERT_TRUE(job_->BeginCollective(Of(rank), "barrier").ok());
+    }
+  }
+  ASSERT_TRUE(job_->QueryCollectives(Of(9), absl::Seconds(5)).ok());
+  const Texts texts = Notices(9);
+  ASSERT_EQ(texts.size(), 1u);
+  EXPECT_TRUE(absl::StrContains(texts[0], "ranks 0, 10 have not begun collective 1 (barrier); "))
+      << texts[0];
+  EXPECT_TRUE(absl::EndsWith(texts[0], "; rank 7 has not begun collective 8 (barrier); ..."))
+      << texts[0];
+}
+
+// A rank may ask for this text as often as it likes, with a few bytes.
+TEST(NumberedLateRanksTest, HugeJobIsDescribedWithFewTexts) {
+  constexpr std::uint32_t kRanks = 65'536;
+  Membership members(kRanks);
+  for (std::uint32_t rank = 1; rank < kRanks; ++rank) {
+    members.Join(rank, /*incarnation=*/rank, nullptr, "");
+  }
+  LateRanks late(members);
+  int described = 0;
+  const auto done = [&described](std::uint64_t number) {
+    ++described;
+    return absl::StrCat("begun ", number);
+  };
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) late.Add(rank, 1 + rank % 100, done);
+  EXPECT_EQ(described, 7) << "the text names eight groups, and one of them has not joined";
+  EXPECT_TRUE(absl::StartsWith(late.Text(),
+                               "rank 0 has not joined the job; ranks 1, 101, 201, 301, 401, 501, "
+                               "601, 701, 648 more have not begun 2; "))
+      << late.Text();
+  EXPECT_TRUE(absl::EndsWith(late.Text(), " have not begun 8; ...")) << late.Text();
 }
 
 TEST_F(LateRanksTest, ANoticeOfAHugeJobIsShort) {
