@@ -33,6 +33,7 @@ std::string HoldPolicy::WhyNotHeld(std::uint32_t rank, const absl::Status& why) 
 // ---- What ends the job --------------------------------------------------------------------------
 
 absl::Status HoldPolicy::LostRankIsNeeded(std::uint64_t sequence, const OperationSpec& spec) const {
+  if (!members_.AnyIsRecovering()) return absl::OkStatus();
   for (std::uint32_t rank = 0; rank < members_.world_size(); ++rank) {
     if (!IsRecovering(members_[rank].state)) continue;
     if (operations_.DoesWithout(rank, spec)) continue;

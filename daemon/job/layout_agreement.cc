@@ -127,10 +127,9 @@ absl::Status LayoutAgreement::Mapped(std::uint32_t rank, RankMemory memory) {
 
 bool LayoutAgreement::Complete() const {
   if (failed() || members_->StepRanks() == 0) return false;
-  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (members_->IsAwaited(rank) && !ranks_[rank].memory.has_value()) return false;
-  }
-  return true;
+  return !lacks_memory_.Any(members_->world_size(), [this](std::uint32_t rank) {
+    return members_->IsAwaited(rank) && !ranks_[rank].memory.has_value();
+  });
 }
 
 void LayoutAgreement::Reach(std::uint64_t fingerprint, std::uint64_t first_step,
@@ -155,21 +154,22 @@ void LayoutAgreement::Fail(const absl::Status& why, DeferredActions* actions) {
 
 void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   if (!open()) return;
-  bool late = false;
+  const bool late = std::any_of(ranks_.begin(), ranks_.end(), [now_ns](const RankState& rank) {
+    return rank.registered && now_ns >= rank.request.deadline_ns;
+  });
+  if (!late) {
+    if (late_notice_.Due(now_ns, channel_)) TellLate(now_ns, actions);
+    return;
+  }
   RankList absent, unmapped;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     const RankState& mine = ranks_[rank];
-    late = late || (mine.registered && now_ns >= mine.request.deadline_ns);
     if (!members_->IsAwaited(rank)) continue;
     if (!mine.registered) {
       absent.Add(rank);
     } else if (!mine.memory.has_value()) {
       unmapped.Add(rank);
     }
-  }
-  if (!late) {
-    if (late_notice_.Due(now_ns, channel_)) TellLate(now_ns, actions);
-    return;
   }
   const auto list = [](absl::string_view what, const RankList& ranks) {
     return ranks.empty() ? "" : absl::StrCat("; not ", what, " by rank ", ranks.Text());

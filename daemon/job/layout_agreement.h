@@ -20,6 +20,7 @@
 #include "daemon/job/late_ranks.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
+#include "daemon/job/rank_search.h"
 
 namespace gradsync::v1 {
 class SessionRequest;
@@ -169,6 +170,7 @@ class LayoutAgreement {
   std::vector<RankState> ranks_;
   std::vector<LostMemory> lost_;
   LateNotice late_notice_;
+  mutable RankSearch lacks_memory_;  // for a rank that has mapped no memory
 };
 
 }  // namespace gradsync::daemon

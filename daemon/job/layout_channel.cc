@@ -474,9 +474,10 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
   }
   if (step_.phase() == Phase::kRunning) {
     if (!step_.AllReduced()) return;
-    for (std::uint32_t rank = 0; wait_for_ranks && rank < members_->world_size(); ++rank) {
-      if (members_->IsAwaited(rank) && !step_.Ended(rank)) return;
-    }
+    const auto owes_end = [this](std::uint32_t rank) {
+      return members_->IsAwaited(rank) && !step_.Ended(rank);
+    };
+    if (wait_for_ranks && owes_end_.Any(members_->world_size(), owes_end)) return;
   } else if (SignalLater(actions)) {
     return;
   }

@@ -27,6 +27,7 @@
 #include "daemon/job/layout_agreement.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/job/membership.h"
+#include "daemon/job/rank_search.h"
 #include "daemon/job/running_step.h"
 #include "daemon/job/step_report.h"
 #include "daemon/reduce/reducer.h"
@@ -283,6 +284,7 @@ class LayoutChannel {
   // When the running step becomes void, if it waits for a rank that has released the layout.
   std::uint64_t patience_ends_ns_ = 0;
   LateNotice late_notice_;
+  RankSearch owes_end_;  // for a rank that has not ended step_
 
   LayoutStats stats_;
   std::unique_ptr<StepTimeline> timeline_;  // never null

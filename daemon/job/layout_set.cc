@@ -183,7 +183,8 @@ absl::Status LayoutSet::CheckCanAgree(const LayoutRequest& request) const {
                                   "asks for a GPU; use abort"),
                      {{field::kJob, terms_.job_id}});
   }
-  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+  const bool recovering = members_->AnyIsRecovering();
+  for (std::uint32_t rank = 0; recovering && rank < members_->world_size(); ++rank) {
     if (!IsRecovering((*members_)[rank].state)) continue;
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kRanksLeft,
                      absl::StrCat(subject, "rank ", rank,
@@ -513,6 +514,7 @@ bool LayoutSet::HasGradientsOfEarlier(std::uint32_t rank) const {
 }
 
 std::vector<std::uint32_t> LayoutSet::HealRanks() {
+  if (members_->Count(RankState::kHealing) == 0) return {};
   std::vector<std::uint32_t> healed;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     const Member& member = (*members_)[rank];

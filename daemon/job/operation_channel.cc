@@ -126,9 +126,8 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
 
 void OperationChannel::MaybeRun(DeferredActions* actions) {
   if (state_ != State::kJoining) return;
-  for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (Needs(rank) && !ranks_[rank].waiting) return;
-  }
+  const auto is_late = [this](std::uint32_t rank) { return Needs(rank) && !ranks_[rank].waiting; };
+  if (late_.Any(members_->world_size(), is_late)) return;
   if (spec_.kind == OperationKind::kAllReduce && spec_.count > 0) {
     reduction_.dtype = spec_.dtype;
     reduction_.count = spec_.count;
@@ -250,9 +249,8 @@ absl::Status OperationChannel::ChunkRead(std::uint32_t rank, std::uint64_t seque
 }
 
 void OperationChannel::MaybeNextChunk(DeferredActions* actions) {
-  for (const RankOperation& rank : ranks_) {
-    if (rank.owes_chunk) return;
-  }
+  const auto owes_chunk = [this](std::uint32_t rank) { return ranks_[rank].owes_chunk; };
+  if (late_.Any(members_->world_size(), owes_chunk)) return;
   moved_ += chunk_bytes_;
   ++chunk_;
   if (moved_ == spec_.bytes) {

@@ -23,6 +23,7 @@
 #include "daemon/job/job_terms.h"
 #include "daemon/job/late_ranks.h"
 #include "daemon/job/membership.h"
+#include "daemon/job/rank_search.h"
 #include "daemon/job/staging_memory.h"
 #include "daemon/reduce/reducer.h"
 #include "proto/gradsync/data_type.h"
@@ -178,6 +179,7 @@ class OperationChannel {
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;
   LateNotice late_notice_;
+  RankSearch late_;  // for a rank that has not joined the operation, or not read the chunk
 };
 
 }  // namespace gradsync::daemon

@@ -476,5 +476,19 @@ TEST_F(OperationChannelTest, FailedReductionEndsTheJob) {
   }
 }
 
+// If each call went through all ranks, that would be more than 4e9 looks for each barrier.
+TEST_F(OperationChannelTest, CallsOfAHugeJobAreShort) {
+  constexpr std::uint32_t kRanks = 65'536;
+  Start(kRanks);
+  for (int barrier = 0; barrier < 10; ++barrier) {
+    OperateAll(Barrier());
+    for (const auto& sink : sinks_) {
+      ASSERT_EQ(sink->messages().size(), 1u);
+      ASSERT_TRUE(sink->AllFlushed());
+    }
+    TakeAll();
+  }
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
