@@ -673,6 +673,7 @@ bool LayoutChannel::HasBegunFor(std::uint32_t rank, std::uint32_t replacement) c
 }
 
 bool LayoutChannel::RankWaits() const {
+  if (!members_->AnyIsRecovering()) return false;
   bool waits = false, lacks = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     waits = waits || (members_->MayMark(rank) && step_.Has(rank));
