@@ -19,6 +19,14 @@ bool IsLinkLocal(const std::array<std::uint8_t, 16>& ip) {
   return ip[0] == 0xFE && (ip[1] & 0xC0) == 0x80;
 }
 
+// False: the address is a network of its own.
+bool IsOfNetwork(const std::array<std::uint8_t, 16>& ip) {
+  // Zeros: a mapped IPv4 address, or a loopback one.
+  const bool zeros = std::all_of(ip.begin(), ip.begin() + kNetworkBytes,
+                                 [](std::uint8_t byte) { return byte == 0; });
+  return !zeros && !IsLinkLocal(ip);
+}
+
 // The one that occurs most; of several, the first. `keys` is not empty.
 CallerKey MostFrequent(const std::vector<CallerKey>& keys) {
   std::map<CallerKey, std::size_t> counts;
@@ -50,12 +58,9 @@ CallerKey CallerKeyOf(const std::array<std::uint8_t, 16>& ip, const CallerPlace&
 
 CallerKey NetworkOf(const CallerKey& caller) {
   const auto& [ip, user] = caller;
-  const auto rest = ip.begin() + kNetworkBytes;
-  // Zeros: a mapped IPv4 address, or a loopback one.
-  const bool zeros = std::all_of(ip.begin(), rest, [](std::uint8_t byte) { return byte == 0; });
-  if (user.has_value() || zeros || IsLinkLocal(ip)) return caller;
+  if (user.has_value() || !IsOfNetwork(ip)) return caller;
   CallerKey network;
-  std::copy(ip.begin(), rest, network.first.begin());
+  std::copy_n(ip.begin(), kNetworkBytes, network.first.begin());
   return network;
 }
 
@@ -68,7 +73,7 @@ std::string NetworkText(const std::array<std::uint8_t, 16>& ip) {
   } else {
     inet_ntop(AF_INET6, end.ip.data(), text, sizeof(text));
   }
-  return end.ip == ip ? text : absl::StrCat(text, "/", 8 * kNetworkBytes);
+  return IsOfNetwork(ip) ? absl::StrCat(text, "/", 8 * kNetworkBytes) : text;
 }
 
 CallerKey LargestOf(const std::vector<CallerKey>& callers) {

@@ -153,9 +153,9 @@ class Membership {
            (member.state == RankState::kExited || member.state == RankState::kFinished);
   }
   // True if IsMissing() of some rank.
-  bool AnyIsMissing() const { return Count(RankState::kHeld) + Count(RankState::kLoading) > 0; }
+  bool AnyIsMissing() const { return CountIf(IsMissing) > 0; }
   // True if IsRecovering() of some rank.
-  bool AnyIsRecovering() const { return AnyIsMissing() || Count(RankState::kHealing) > 0; }
+  bool AnyIsRecovering() const { return CountIf(IsRecovering) > 0; }
   bool AnyIsLeaving() const {
     for (std::uint32_t rank = 0; rank < world_size(); ++rank) {
       if (IsLeaving(rank)) return true;
@@ -163,9 +163,7 @@ class Membership {
     return false;
   }
   // True if no rank takes part in anything, and none is still to join.
-  bool AllHaveLeft() const {
-    return Count(RankState::kAbsent) + Count(RankState::kLive) == 0 && !AnyIsRecovering();
-  }
+  bool AllHaveLeft() const { return Count(RankState::kAbsent) + CountIf(TakesPart) == 0; }
   // Notes that another job of the same user and id has another token. The absent ranks may be in
   // that job.
   void NoteOtherToken() { other_token_ = true; }
@@ -181,20 +179,14 @@ class Membership {
 
   // True if steps and operations wait for this rank. They also wait for an absent, a held and a
   // finished rank, but not for one that has left.
-  bool IsAwaited(std::uint32_t rank) const {
-    const RankState state = members_[rank].state;
-    return state == RankState::kAbsent || TakesPart(state) || state == RankState::kFinished;
-  }
+  bool IsAwaited(std::uint32_t rank) const { return StateIsAwaited(members_[rank].state); }
   // True if the rank may mark buckets, and has the state of the model.
   bool MayMark(std::uint32_t rank) const {
     const RankState state = members_[rank].state;
     return state == RankState::kLive || state == RankState::kHealing;
   }
   // How many ranks are awaited: see IsAwaited().
-  std::uint32_t StepRanks() const {
-    return world_size() - Count(RankState::kStayed) - Count(RankState::kExited) -
-           Count(RankState::kLost);
-  }
+  std::uint32_t StepRanks() const { return CountIf(StateIsAwaited); }
 
   // True if some rank is on another node.
   bool SpansNodes() const { return on_other_nodes_ > 0; }
@@ -229,6 +221,18 @@ class Membership {
   }
 
  private:
+  static bool StateIsAwaited(RankState state) {
+    return state == RankState::kAbsent || TakesPart(state) || state == RankState::kFinished;
+  }
+  // How many ranks are in states that pass.
+  template <typename Pass>
+  std::uint32_t CountIf(Pass pass) const {
+    std::uint32_t count = 0;
+    for (std::size_t state = 0; state < kRankStates; ++state) {
+      if (pass(static_cast<RankState>(state))) count += counts_[state];
+    }
+    return count;
+  }
   std::uint32_t& CountOf(RankState state) { return counts_[static_cast<std::size_t>(state)]; }
   void SetState(std::uint32_t rank, RankState state) {
     --CountOf(members_[rank].state);

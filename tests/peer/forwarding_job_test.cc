@@ -426,7 +426,8 @@ class LargeLayoutTest : public ForwardingJobTest {
     return memory.ok() ? memory->semaphores : nullptr;
   }
 
-  TrainerMemory large_{kBuckets * kBucketAlignment, kBuckets};
+  // After the buckets the arena has the verdict, and is as long as whole pages.
+  TrainerMemory large_{kBuckets * kBucketAlignment + 8192, kBuckets};
 };
 
 TEST_F(LargeLayoutTest, ExecutorWritesTheWordsOfAVoidStepInTurns) {

@@ -137,7 +137,7 @@ TEST(PeerListenerTest, PassesConnectionsOn) {
 }
 
 TEST(PeerListenerTest, ClosesConnectionsThatAreTooMany) {
-  auto listener = PeerListener::Listen(Loopback(0), {2, 100});
+  auto listener = PeerListener::Listen(Loopback(0), {2, 100, 100});
   ASSERT_TRUE(listener.ok()) << listener.status();
   Accepted accepted;
   (*listener)->Start([&](UniqueFd connection) { accepted.Add(std::move(connection)); });
