@@ -153,20 +153,23 @@ class MemoryTest : public testing::Test {
 };
 
 // 8 calls have ended, with RESOURCE_EXHAUSTED: their messages are too large, or gRPC would hold too
-// much for the user.
-constexpr char kAllRefused[] = "8 8 ";
+// much for the user. On a busy machine the daemon may end a connection before that, because it has
+// read for long and no message has come: UNAVAILABLE.
+testing::Matcher<std::string> AreAllRefused() {
+  return testing::AnyOf(testing::StartsWith("8 8 "), testing::StartsWith("8 14 "));
+}
 
 // 16 MiB were 608 MiB in the daemon.
 TEST_F(MemoryTest, FirstMessagesAreSmall) {
   Attacker attacker(daemon_, {"messages", "8", std::to_string(16 * kMiB)});
-  EXPECT_THAT(Attack(&attacker), testing::StartsWith(kAllRefused));
+  EXPECT_THAT(Attack(&attacker), AreAllRefused());
   ExpectCostBelow(200 * kMiB);
 }
 
 // gRPC would hold them whole before it looks at their length.
 TEST_F(MemoryTest, MessagesThatAreFarTooLongAreNotHeld) {
   Attacker attacker(daemon_, {"messages", "8", std::to_string(256 * kMiB)});
-  EXPECT_THAT(Attack(&attacker), testing::StartsWith(kAllRefused));
+  EXPECT_THAT(Attack(&attacker), AreAllRefused());
   ExpectCostBelow(200 * kMiB);
 }
 
