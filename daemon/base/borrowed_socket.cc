@@ -92,7 +92,8 @@ bool BorrowedSocket::ClientHasClosed() const {
 
 std::size_t BorrowedSocket::UnreadBytes() const {
   int unread = 0;
-  return IsOpen() && ioctl(descriptor_, FIONREAD, &unread) == 0 && unread > 0
+  // If it is still open afterwards, the bytes are its own. Mostly there are none.
+  return ioctl(descriptor_, FIONREAD, &unread) == 0 && unread > 0 && IsOpen()
              ? static_cast<std::size_t>(unread)
              : 0;
 }

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "daemon/rpc/long_headers.h"
 #include "daemon/rpc/message_stream.h"
 #include "daemon/rpc/status_mapping.h"
 
@@ -58,6 +59,10 @@ class ServerStream : public MessageStream<In, Out, Item> {
   void OnAccept(bool ok) {
     const auto keep = std::move(accepting_);
     if (ok) {
+      if (HasLongHeaders(context_)) {
+        this->QueueEnd(absl::ResourceExhaustedError("the call's headers are too long"));
+        Cancel();  // a client that reads nothing cannot keep the call open
+      }
       OnAccepted();
     } else {
       done_.reset();  // gRPC tells of the end of a call only if the call has come

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "daemon/rpc/completion_dispatcher.h"
+#include "daemon/rpc/long_headers.h"
 
 namespace gradsync::daemon {
 
@@ -25,6 +26,7 @@ class UnknownCalls::Call final : public Completion {
       return;
     }
     owner_->AcceptNext();
+    if (HasLongHeaders(context_)) context_.TryCancel();
     stream_.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""), this);
   }
 

@@ -123,7 +123,7 @@ bool UserConnections::EndVain(std::uint64_t now_ns) {
   vain_ns_ = now_ns;
   std::size_t ended = 0;
   for (Connection& connection : connections_) {
-    if (connection.ended || connection.socket.UnreadBytes() <= kFewBytes) continue;
+    if (connection.ended || connection.socket.UnreadBytes() <= kVainBytes) continue;
     const std::optional<std::uint64_t> progress = connection.counted.Progress();
     if (!progress.has_value()) continue;
     if (std::exchange(connection.progress, *progress) != *progress) connection.vain_looks = 0;

@@ -223,6 +223,14 @@ void Headers(const Connect& connect, const std::string& method) {
   });
 }
 
+// Opens calls with long headers, and keeps them open.
+void LongHeaders(const Connect& connect, const std::string& method) {
+  OnConnections(4, connect, [&](RawHttp2* connection) {
+    connection->BeginHeaders(method);
+    connection->EndHeaders();
+  });
+}
+
 // The same as Reset(), but each connection sends what its buffer takes, and then no more. The
 // daemon's accept loop sees its end while gRPC still reads it.
 void ResetAndClose(const Target& target, const std::string& method) {
@@ -287,6 +295,7 @@ Attacks ConnectionAttacks() {
        {[](const Target& t) { Reset(ToPeer(t), "/gradsync.v1.Peer/Attach"); }, kOnPeerPort}},
       {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
       {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
+      {"long_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kSession); }}},
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},

@@ -106,9 +106,18 @@ bool RawHttp2::ContinueMessage() {
   return Send(Frame(kData, 0, next_stream_ - 2, std::string(kMaxFrameBytes, 'x')));
 }
 
+bool RawHttp2::SendMessage(std::uint32_t bytes) {
+  return Send(Frame(kData, 0, next_stream_ - 2, BigEndian(0, 1) + BigEndian(bytes, 4)) +
+              Frame(kData, 0, next_stream_ - 2, std::string(bytes, 'x')));
+}
+
 bool RawHttp2::BeginHeaders(const std::string& path) {
   next_stream_ += 2;
   return Send(Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path))) && ContinueHeaders();
+}
+
+bool RawHttp2::EndHeaders() {
+  return Send(Frame(kContinuation, kEndHeaders, next_stream_ - 2, Header("y", "z")));
 }
 
 bool RawHttp2::ContinueHeaders() {

@@ -374,7 +374,7 @@ class UnreadBytesTest : public UserConnectionsTest {
   }
 
   void Watch() { WatchAt(now_ns_ += kTickNs); }
-  bool HasUnread() const { return socket_.UnreadBytes() > UserConnections::kFewBytes; }
+  bool HasUnread() const { return socket_.UnreadBytes() > UserConnections::kVainBytes; }
   // The server reads until it has begun so many calls.
   bool ReadUntil(std::uint64_t calls) {
     return Soon([&] {
@@ -383,6 +383,15 @@ class UnreadBytesTest : public UserConnectionsTest {
       const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(1);
       queue_->AsyncNext(&tag, &ok, deadline);  // reads meanwhile
       return server_.Calls().started == calls && socket_.UnreadBytes() == 0;
+    });
+  }
+  // The server reads until an operation has completed.
+  bool Complete() {
+    return Soon([&] {
+      void* tag = nullptr;
+      bool ok = false;
+      const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(1);
+      return queue_->AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT && ok;
     });
   }
   bool MayConnect() { return Expect(Open()).ok(); }
@@ -408,8 +417,31 @@ TEST_F(UnreadBytesTest, ConnectionEndsIfNoCallOrMessageComesOfItsBytes) {
   EXPECT_FALSE(MayConnect()) << "its user is paused";
 }
 
+TEST_F(UnreadBytesTest, ConnectionStaysIfMessagesComeOfItsBytes) {
+  grpc::GenericServerContext context;
+  grpc::GenericServerAsyncReaderWriter stream(&context);
+  service_.RequestCall(&context, &stream, queue_.get(), queue_.get(), nullptr);
+  ASSERT_TRUE(client_->BeginMessage("/any/Method", 16 << 10));
+  ASSERT_TRUE(Complete());
+  grpc::ByteBuffer message;
+  stream.Read(&message, nullptr);
+  ASSERT_TRUE(Complete());
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(client_->SendMessage(UserConnections::kVainBytes + 1));
+    for (int look = 1; look < UserConnections::kVainLooks; ++look) {
+      ASSERT_TRUE(HasUnread());
+      Watch();
+    }
+    stream.Read(&message, nullptr);
+    ASSERT_TRUE(Complete());
+  }
+  EXPECT_TRUE(MayConnect());
+  stream.Finish(grpc::Status::OK, nullptr);
+  EXPECT_TRUE(Complete());
+}
+
 TEST_F(UnreadBytesTest, ConnectionStaysIfCallsComeOfItsBytes) {
-  const std::string value(UserConnections::kFewBytes + 1, 'v');
+  const std::string value(UserConnections::kVainBytes, 'v');
   for (std::uint64_t call = 1; call <= kMost; ++call) {
     ASSERT_TRUE(client_->CallWithHeader("/any/Method", "x", value));
     for (int look = 1; look < UserConnections::kVainLooks; ++look) {
