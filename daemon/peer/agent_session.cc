@@ -473,8 +473,9 @@ absl::Status AgentSession::OnGpuArenaMapped(const v1::GpuArenaMapped& mapped) {
                                     mapped.worker(), mapped.device());
   if (!worker.ok()) return worker.status();
   const absl::Status status = rank->GpuArenaMapped(
-      mapped.channel(), GpuArena::OfOtherNode({key_.Text(), mapped.device(), key_.uid, key_.job_id},
-                                              *worker, mapped.arena()));
+      mapped.channel(),
+      GpuArena::OfOtherNode({key_.Text(), mapped.device(), Tenant(key_.uid), key_.job_id}, *worker,
+                            mapped.arena()));
   if (!status.ok()) Refuse(rank, status);
   return absl::OkStatus();
 }

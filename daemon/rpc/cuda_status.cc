@@ -77,7 +77,7 @@ std::vector<std::string> MpsWarnings(const std::string& job_id, const v1::Sessio
 v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker) {
   v1::WorkerStatus out;
   out.set_job_id(worker.key.job_id);
-  out.set_uid(worker.key.uid);
+  out.set_uid(worker.key.user.uid);
   out.set_gpu(worker.key.device);
   out.set_pid(worker.pid);
   out.set_state(worker.open       ? v1::WORKER_STATE_RUNNING

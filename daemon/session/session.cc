@@ -104,7 +104,7 @@ void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,
     const DataType largest = StagingType(bucket.dtype, NcclWireType::kAuto);
     spec.staging_bytes = std::max(spec.staging_bytes, StagingBytes(largest, bucket.count));
   }
-  const WorkerKey key{identity_.job_key, place.device, identity_.process.uid, job_->job_id(),
+  const WorkerKey key{identity_.job_key, place.device, identity_.process.tenant(), job_->job_id(),
                       job_->coordinator()};
   GpuArena::Create(gpus_.workers, key, spec,
                    [self = shared_from_this(), layout = *std::move(layout), agreed,

@@ -3,29 +3,28 @@
 #ifndef DAEMON_WORKER_STARTING_WORKERS_H_
 #define DAEMON_WORKER_STARTING_WORKERS_H_
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
 
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
-// For each user, the workers that have opened no GPU, from their start until their process objects
-// are destroyed. A worker is named by its incarnation. Thread-safe; its lock is a leaf. Shared with
-// the deleters of the process objects, which may outlive the supervisor.
+// For each user, in each pod, the workers that have opened no GPU, from their start until their
+// process objects are destroyed. A worker is named by its incarnation. Thread-safe; its lock is a
+// leaf. Shared with the deleters of the process objects, which may outlive the supervisor.
 class StartingWorkers {
  public:
-  void Add(uid_t user, std::uint64_t incarnation) {
+  void Add(const Tenant& user, std::uint64_t incarnation) {
     const MutexLock lock(&mutex_);
     workers_[user].insert(incarnation);
   }
 
   // The worker has opened its GPU, or its process object is destroyed. Idempotent.
-  void Remove(uid_t user, std::uint64_t incarnation) {
+  void Remove(const Tenant& user, std::uint64_t incarnation) {
     const MutexLock lock(&mutex_);
     const auto found = workers_.find(user);
     if (found == workers_.end()) return;
@@ -33,7 +32,7 @@ class StartingWorkers {
     if (found->second.empty()) workers_.erase(found);
   }
 
-  std::size_t CountOf(uid_t user) const {
+  std::size_t CountOf(const Tenant& user) const {
     const MutexLock lock(&mutex_);
     const auto found = workers_.find(user);
     return found == workers_.end() ? 0 : found->second.size();
@@ -41,7 +40,7 @@ class StartingWorkers {
 
  private:
   mutable Mutex mutex_;
-  std::map<uid_t, std::set<std::uint64_t>> workers_ ABSL_GUARDED_BY(mutex_);
+  std::map<Tenant, std::set<std::uint64_t>> workers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace gradsync::daemon

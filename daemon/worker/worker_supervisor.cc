@@ -63,7 +63,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     if (worker == nullptr || worker->process == nullptr) {
       status = MayStartLocked(key, worker);
       if (status.ok()) {
-        if (worker == nullptr) ForgetEndedLocked(key.uid);
+        if (worker == nullptr) ForgetEndedLocked(key.user);
         worker = &workers_[key];
         status = StartLocked(key, worker);
         started = worker->process;
@@ -92,11 +92,11 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
   if (!at_once.ok() || *at_once != nullptr) ready(std::move(at_once));
 }
 
-void WorkerSupervisor::ForgetEndedLocked(uid_t user) {
+void WorkerSupervisor::ForgetEndedLocked(const Tenant& user) {
   std::map<std::uint64_t, std::map<WorkerKey, Worker>::iterator> ended;  // the oldest are first
   for (auto it = workers_.begin(); it != workers_.end(); ++it) {
     const auto& [key, worker] = *it;
-    if (key.uid != user || worker.process != nullptr || !worker.waiting.empty()) continue;
+    if (key.user != user || worker.process != nullptr || !worker.waiting.empty()) continue;
     ended.emplace(worker.incarnation, it);
   }
   while (ended.size() > options_.max_ended_per_user) {
@@ -113,10 +113,10 @@ absl::Status WorkerSupervisor::MayStartLocked(const WorkerKey& key, const Worker
       return status;
     }
   }
-  const std::size_t starting = starting_->CountOf(key.uid);
+  const std::size_t starting = starting_->CountOf(key.user);
   if (starting < options_.max_starting_per_user) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kWorkersStarting,
-                   absl::StrCat(starting, " workers of user ", key.uid,
+                   absl::StrCat(starting, " workers of user ", key.user.Text(),
                                 " are starting or ending on this node, as many as may do so at "
                                 "once: try again in a few seconds, and register layouts only on "
                                 "GPUs that exist (nvidia-smi -L)"));
@@ -137,10 +137,11 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
     worker->policy.Failed(clock_->NowNs(), process.status());
     return process.status();
   }
-  starting_->Add(key.uid, incarnation);
-  worker->process = Share(*std::move(process), [starting = starting_, user = key.uid, incarnation] {
-    starting->Remove(user, incarnation);
-  });
+  starting_->Add(key.user, incarnation);
+  worker->process =
+      Share(*std::move(process), [starting = starting_, user = key.user, incarnation] {
+        starting->Remove(user, incarnation);
+      });
   if (worker->policy.failures() > 0) ++worker->restarts;
   return absl::OkStatus();
 }
@@ -152,7 +153,7 @@ worker::Call WorkerSupervisor::StartCall(const WorkerKey& key) const {
   start->set_nccl_library(options_.nccl_library);
   start->set_nvml_library(options_.nvml_library);
   start->set_device(key.device);
-  start->set_user(key.uid);
+  start->set_user(key.user.uid);
   start->set_mps_multiuser(options_.mps_multiuser);
   start->set_operation_limit_ns(
       static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(options_.operation_limit)));
@@ -170,7 +171,7 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
     waiting.swap(worker->waiting);
     if (reply.ok()) {
       worker->open = true;
-      starting_->Remove(key.uid, incarnation);
+      starting_->Remove(key.user, incarnation);
       worker->started = reply->message.started();
       worker->checked_ns = clock_->NowNs();
       worker->policy.Started(worker->checked_ns);

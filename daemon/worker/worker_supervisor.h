@@ -21,6 +21,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/worker/restart_policy.h"
 #include "daemon/worker/starting_workers.h"
 #include "daemon/worker/worker.pb.h"
@@ -48,21 +49,24 @@ struct WorkerSupervisorOptions {
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers of a user may be starting at a time. A worker that ends before it has opened
-  // its GPU counts until its process object is destroyed. One job exceeds this only with requests
-  // for GPUs that do not exist: a node has at most 56 MIG instances (7 on each of 8 GPUs).
+  // How many workers of a user, in each pod, may be starting at a time. A worker that ends before
+  // it has opened its GPU counts until its process object is destroyed. One job exceeds this only
+  // with requests for GPUs that do not exist: a node has at most 56 MIG instances (7 on each of 8
+  // GPUs).
   std::size_t max_starting_per_user = 64;
-  // How many ended workers of a user are remembered when another one starts. A trainer may ask for
-  // many GPUs that do not exist.
+  // How many ended workers of a user, in each pod, are remembered when another one starts. A
+  // trainer may ask for many GPUs that do not exist.
   std::size_t max_ended_per_user = 64;
 };
 
 struct WorkerKey {
   std::string job;     // as the log names it
   std::string device;  // UUID
-  // The job's user and id, for status.
-  uid_t uid = 0;
-  std::string job_id = {};
+  // The job's user, and the pod of the rank that asks. Ranks of one job in several pods share a
+  // worker. While it starts, it counts for the pod that had it started. Once it has ended, it is
+  // remembered for the pod that asked first.
+  Tenant user = {};
+  std::string job_id = {};  // for status
   // The address of the job's coordinator, as this daemon reaches it; empty: this daemon. Jobs of
   // the same name with different coordinators share no worker.
   std::string coordinator = {};
@@ -151,7 +155,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
                    Executor* executor);
 
   // Forgets all ended workers of the user but the newest max_ended_per_user.
-  void ForgetEndedLocked(uid_t user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ForgetEndedLocked(const Tenant& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `worker` is null if it was never started.
   absl::Status MayStartLocked(const WorkerKey& key, const Worker* worker) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

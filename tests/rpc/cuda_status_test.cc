@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "daemon/base/tenant.h"
+
 namespace gradsync::daemon {
 namespace {
 
@@ -30,7 +32,7 @@ worker::Started TwoGpus() {
 
 WorkerStatus OpenWorker(const std::string& device) {
   WorkerStatus worker;
-  worker.key = {"1000/digits", device, 1000, "digits"};
+  worker.key = {"1000/digits", device, Tenant(1000), "digits"};
   worker.pid = 7;
   worker.open = true;
   worker.started = FromText<worker::Started>(

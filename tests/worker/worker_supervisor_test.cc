@@ -17,6 +17,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/worker/restart_policy.h"
 #include "tests/engine/event.h"
@@ -30,6 +31,10 @@ using ::testing::HasSubstr;
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
 std::string ReasonOf(const absl::Status& status) { return DetailsOf(status).reason; }
+
+// A user who runs in two pods.
+const Tenant kInPodA(1, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60"));
+const Tenant kInPodB(1, *PodId::Parse("0a4d5e7c111142229333abcdefabcdef"));
 
 constexpr std::size_t kMaxStarting = 2;
 constexpr std::size_t kMaxEnded = 3;
@@ -213,9 +218,9 @@ TEST_F(WorkerSupervisorTest, RefusalIsRepeated) {
 // A trainer may name a GPU that does not exist in each request.
 TEST_F(WorkerSupervisorTest, RemembersAFewEndedWorkersOfEachUser) {
   Begin("has no GPU");
-  EXPECT_FALSE(Ensure({"b", "GPU-1", /*uid=*/2}).ok());
+  EXPECT_FALSE(Ensure({"b", "GPU-1", Tenant(2)}).ok());
   for (std::size_t i = 0; i < kMaxEnded + 3; ++i) {
-    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).status()),
+    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), Tenant(1)}).status()),
               "GPU_NOT_VISIBLE");
     AwaitReaper();  // else it counts among the user's starting workers
   }
@@ -228,10 +233,23 @@ TEST_F(WorkerSupervisorTest, RemembersAFewEndedWorkersOfEachUser) {
             (std::vector<std::string>{"a GPU-2", "a GPU-3", "a GPU-4", "a GPU-5", "b GPU-1"}));
 }
 
+// Pods may share a user id. One pod's requests make the daemon forget no worker of another pod.
+TEST_F(WorkerSupervisorTest, RemembersEndedWorkersOfEachPod) {
+  Begin("has no GPU");
+  EXPECT_FALSE(Ensure({"b", "GPU-1", kInPodB}).ok());
+  for (std::size_t i = 0; i < kMaxEnded + 2; ++i) {
+    EXPECT_FALSE(Ensure({"a", "GPU-" + std::to_string(i), kInPodA}).ok());
+    AwaitReaper();  // else it counts among the starting workers
+  }
+  const auto workers = supervisor_->Workers();
+  ASSERT_EQ(workers.size(), kMaxEnded + 2) << "kMaxEnded, the last one and the other pod's";
+  EXPECT_EQ(workers.back().key.job, "b");
+}
+
 TEST_F(WorkerSupervisorTest, RemembersAFewWorkersThatCouldNotBeStarted) {
   Begin("", absl::Seconds(20), "libcuda.so.1", "tests/worker/no_such_program");
   for (std::size_t i = 0; i < kMaxEnded + 3; ++i) {
-    EXPECT_FALSE(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).ok());
+    EXPECT_FALSE(Ensure({"a", "GPU-" + std::to_string(i), Tenant(1)}).ok());
   }
   EXPECT_EQ(supervisor_->Workers().size(), kMaxEnded + 1);
 }
@@ -262,7 +280,7 @@ TEST_F(WorkerSupervisorTest, LimitsStartingWorkersOfAUser) {
   EXPECT_EQ(supervisor_->Workers().size(), kMaxStarting) << "a refused worker is not kept";
   Event other;
   WorkerKey other_users = {"a", "GPU-3"};
-  other_users.uid = 1000;
+  other_users.user = Tenant(1000);
   supervisor_->Ensure(other_users, [&other](const auto& worker) { other.Set(worker.status()); });
   EXPECT_FALSE(other.Wait(std::chrono::milliseconds(0)).has_value()) << "another user's starts";
   supervisor_->Shutdown();
@@ -274,39 +292,65 @@ TEST_F(WorkerSupervisorTest, RefusedWorkersCountUntilTheyAreDestroyed) {
   reaper_ = &held_;
   Begin("has no GPU");
   for (std::size_t i = 0; i < kMaxStarting; ++i) {
-    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).status()),
+    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), Tenant(1)}).status()),
               "GPU_NOT_VISIBLE");
   }
-  const absl::Status refused = Ensure({"a", "GPU-new", /*uid=*/1}).status();
+  const absl::Status refused = Ensure({"a", "GPU-new", Tenant(1)}).status();
   EXPECT_EQ(ReasonOf(refused), "WORKERS_STARTING");
   EXPECT_THAT(refused.message(),
               HasSubstr("2 workers of user 1 are starting or ending on this node"));
-  EXPECT_EQ(ReasonOf(Ensure({"b", "GPU-new", /*uid=*/2}).status()), "GPU_NOT_VISIBLE")
+  EXPECT_EQ(ReasonOf(Ensure({"b", "GPU-new", Tenant(2)}).status()), "GPU_NOT_VISIBLE")
       << "another user's workers do not count";
   held_.RunAll();
-  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", /*uid=*/1}).status()), "GPU_NOT_VISIBLE");
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", Tenant(1)}).status()), "GPU_NOT_VISIBLE");
+}
+
+TEST_F(WorkerSupervisorTest, LimitsStartingWorkersOfAUserInEachPod) {
+  reaper_ = &held_;
+  Begin("has no GPU");
+  for (std::size_t i = 0; i < kMaxStarting; ++i) {
+    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), kInPodA}).status()),
+              "GPU_NOT_VISIBLE");
+  }
+  const absl::Status refused = Ensure({"a", "GPU-new", kInPodA}).status();
+  EXPECT_EQ(ReasonOf(refused), "WORKERS_STARTING");
+  EXPECT_THAT(refused.message(),
+              HasSubstr("2 workers of user 1 in pod 6f1e0c4a-93d2-4a57-8f0e-1b2c3d4e5f60 are "));
+  EXPECT_EQ(ReasonOf(Ensure({"b", "GPU-new", kInPodB}).status()), "GPU_NOT_VISIBLE")
+      << "another pod's workers do not count";
+  EXPECT_EQ(ReasonOf(Ensure({"c", "GPU-new", Tenant(kInPodA.uid)}).status()), "GPU_NOT_VISIBLE")
+      << "nor do they outside of pods";
+  held_.RunAll();
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", kInPodA}).status()), "GPU_NOT_VISIBLE");
+}
+
+TEST_F(WorkerSupervisorTest, RanksOfAJobInSeveralPodsShareAWorker) {
+  Begin("");
+  const auto first = Ensure({"a", "GPU-1", kInPodA});
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ((*Ensure({"a", "GPU-1", kInPodB}))->pid(), (*first)->pid());
 }
 
 TEST_F(WorkerSupervisorTest, WorkersThatDieAtStartCountUntilTheyAreDestroyed) {
   reaper_ = &held_;
   Begin("dies at start");
   for (std::size_t i = 0; i < kMaxStarting; ++i) {
-    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).status()),
+    EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-" + std::to_string(i), Tenant(1)}).status()),
               "WORKER_LOST");
   }
-  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", /*uid=*/1}).status()), "WORKERS_STARTING");
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", Tenant(1)}).status()), "WORKERS_STARTING");
 }
 
 TEST_F(WorkerSupervisorTest, WorkersThatHaveOpenedTheirGpusDoNotCount) {
   reaper_ = &held_;
   Begin("");
   for (std::size_t i = 0; i < kMaxStarting + 1; ++i) {
-    EXPECT_TRUE(Ensure({"a", "GPU-" + std::to_string(i), /*uid=*/1}).ok()) << "open";
+    EXPECT_TRUE(Ensure({"a", "GPU-" + std::to_string(i), Tenant(1)}).ok()) << "open";
   }
   EXPECT_TRUE(supervisor_->Tick());
   clock_.Advance(61 * kSecondNs);
   EXPECT_FALSE(supervisor_->Tick());
-  EXPECT_TRUE(Ensure({"a", "GPU-new", /*uid=*/1}).ok()) << "ending";
+  EXPECT_TRUE(Ensure({"a", "GPU-new", Tenant(1)}).ok()) << "ending";
 }
 
 TEST_F(WorkerSupervisorTest, WorkersEndBeforeTheReaperDestroysThem) {
