@@ -420,7 +420,7 @@ absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
 
 absl::Status AgentSession::CountForAddress(std::uint32_t world_size) {
   if (context_.address_jobs == nullptr || world_size <= address_world_) return absl::OkStatus();
-  auto counted = context_.address_jobs->Add(network_, key_, Job::BytesFor(world_size));
+  auto counted = context_.address_jobs->Add(address_, network_, key_, Job::BytesFor(world_size));
   if (!counted.ok()) return counted.status();
   address_job_ = *std::move(counted);
   address_world_ = world_size;

@@ -180,7 +180,7 @@ class AgentSession final
   RemoteWorkers workers_;
   std::uint64_t needed_ns_ = 0;   // when something last needed the node
   std::uint64_t checked_ns_ = 0;  // when CheckNeed() last looked
-  // Counts the job for the address, with this world size.
+  // Counts the job for the address and its network, with this world size.
   std::shared_ptr<void> address_job_;
   std::uint32_t address_world_ = 0;
   std::atomic<std::uint64_t> heard_ns_{0};

@@ -44,7 +44,7 @@ absl::Status Refused(const std::string& why) {
 ConnectionLimit::Bounds ConnectionLimit::OfProcess() {
   const std::size_t descriptors = DescriptorQuota::PerUserOfProcess();
   const std::size_t all = std::min(kMost, descriptors);
-  return {std::min(kMostPerCaller, descriptors / 2), all / 2, all};
+  return {std::min(kMostPerCaller, all / 4), all / 2, all};
 }
 
 ConnectionLimit::Address ConnectionLimit::AddressOf(absl::string_view ip) {

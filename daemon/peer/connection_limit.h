@@ -46,8 +46,9 @@ class ConnectionLimit {
   static constexpr std::size_t kReservedPart = 8;
   static constexpr std::size_t kFew = 8;
   // The process's limit of descriptors, less those that the daemon needs itself, is cut in halves.
-  // All callers together may use one half. A network may use half of that, and so may one caller.
-  // The bounds of a caller and of all also have a constant maximum.
+  // All callers together may use one half. A network may use half of that, and one caller half of
+  // what a network may: so it leaves room for its neighbours. The bounds of a caller and of all
+  // also have a constant maximum.
   //
   // One user may use the other half (DescriptorQuota). So one user and all callers together leave
   // the daemon what it needs itself. Several users, with their engines and workers, can use up all

@@ -115,7 +115,7 @@ TEST_F(PeerPort, ConnectionsOfOneAddressLeaveDescriptorsToTheOthers) {
     }
   });
   while (!full) ExpectAll(innocent_, "step");
-  // One address may have a half of what all other nodes may have.
+  // One address may have a quarter of what all callers may have.
   EXPECT_LT(DescriptorsOf(alpha_), before_attack + kDescriptors / 4);
   ExpectUnharmed();
   stop = true;

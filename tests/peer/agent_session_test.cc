@@ -221,8 +221,8 @@ TEST_F(AgentSessionTest, TheJobsOfAnAddressHaveABound) {
   AddressJobs address_jobs;
   node_.context.address_jobs = &address_jobs;
   agent_->OnMessage(HelloOf(kUser));
-  const auto others =
-      *address_jobs.Add(agent_->address(), {1, "other", ""}, AddressJobs::kMostBytes - 1'000'000);
+  const auto others = *address_jobs.Add(agent_->address(), agent_->address(), {1, "other", ""},
+                                        AddressJobs::kMostBytes - 1'000'000);
   agent_->OnMessage(OpenOf(0, 1, /*world_size=*/4000));
   EXPECT_EQ(LiveJobs(), 0u);
   agent_->OnMessage(OpenOf(0, 2, /*world_size=*/8));
