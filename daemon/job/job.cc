@@ -342,14 +342,13 @@ absl::Status Job::BeginCollective(RankSession session, absl::string_view descrip
 absl::Status Job::QueryCollectives(RankSession session, absl::Duration waited) {
   Transaction transaction(this);
   if (Ended(session)) return absl::OkStatus();
-  const CollectiveOrder& collectives = collectives_;
-  const auto begun = [&collectives](std::uint64_t number) {
-    return absl::StrCat("begun ", collectives.Describe(number));
+  const auto begun = [this](std::uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return absl::StrCat("begun ", collectives_.Describe(number));
   };
   LateRanks late(members_);
   for (std::uint32_t other = 0; other < members_.world_size(); ++other) {
-    const std::uint64_t next = collectives.Begun(other) + 1;
-    if (next > collectives.Begun(session.rank)) continue;
+    const std::uint64_t next = collectives_.Begun(other) + 1;
+    if (next > collectives_.Begun(session.rank)) continue;
     if (members_[other].state != RankState::kExited) late.Add(other, next, begun);
   }
   TellLateRanks("a collective", waited, late, {session.rank}, &members_, transaction.actions());
