@@ -55,10 +55,11 @@ class UserConnections {
   static constexpr std::uint64_t kUnreadBytes = (1 << 20) + (256 << 10);
 
   // So often a look of Watch(), at least kWatchPeriod after the last one, may find more than
-  // kVainBytes that gRPC has not read yet, before a call or a message comes of them. Whether the
-  // client sends fast or slowly, gRPC reads for about half a second until then. An honest client's
-  // messages are short, so one look in many finds bytes, and the next one finds progress. What
-  // brings no progress, such as a window's update, has a few bytes.
+  // kVainBytes that gRPC has not read yet, before a call or a message comes of them. A slow
+  // client is seen less often, so gRPC reads about as much until then: half a second's worth. Not
+  // seen is a client that never leaves more than kVainBytes unread. An honest client's messages are
+  // short, so one look in many finds bytes, and the next one finds progress. What brings no
+  // progress, such as a window's update, has a few bytes.
   static constexpr int kVainLooks = 10;
   static constexpr std::size_t kVainBytes = 1 << 10;
 

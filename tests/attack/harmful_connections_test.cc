@@ -86,7 +86,7 @@ TEST_P(HarmfulConnections, TakeLittleMemoryAndDelayNoOneForLong) {
   EXPECT_EQ(error, "");
 }
 
-// gRPC reads headers for half a second, with three threads, before the daemon has seen enough.
+// gRPC reads headers for about half a second before the daemon has seen enough.
 INSTANTIATE_TEST_SUITE_P(Attacks, HarmfulConnections,
                          testing::Values(Case{"reset_sessions"}, Case{"reset_questions"},
                                          Case{"reset_unknown"}, Case{"reset_and_close"},
