@@ -173,7 +173,14 @@ struct AskingService::Parts {
   QuestionDesk<ServerReflectionRequest, ServerReflectionResponse> reflection{Reflection(),
                                                                              &streams};
 
-  UnknownCalls unknown{&streams};
+  UnknownCalls unknown{&streams,
+                       {[this](const std::string& caller, bool long_headers) {
+                          const std::shared_ptr<ClientInput> input = connections->Input(caller);
+                          if (input == nullptr) return;
+                          input->received.fetch_add(1, std::memory_order_relaxed);
+                          if (long_headers) input->long_headers.store(true);
+                        },
+                        /*answered=*/nullptr}};
 
   std::unique_ptr<CompletionDispatcher> dispatcher;  // last: its queue refers to the streams
 };

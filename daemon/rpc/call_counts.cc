@@ -152,28 +152,19 @@ CountedConnection CountedConnection::Next(int descriptor) {
   return next;
 }
 
-std::string CountedConnection::Answer() {
-  if (id_ != 0) return Text(grpc_channelz_get_socket(id_));
+std::optional<CallCounts> CountedConnection::Calls() {
+  if (id_ != 0) {
+    const std::string answer = Text(grpc_channelz_get_socket(id_));
+    if (answer.empty()) return std::nullopt;
+    return ConnectionCounts(answer);
+  }
   for (std::intptr_t id = after_ + 1; id <= after_ + kMostBetween; ++id) {
-    std::string answer = Text(grpc_channelz_get_socket(id));
+    const std::string answer = Text(grpc_channelz_get_socket(id));
     if (!absl::StrContains(answer, name_)) continue;
     id_ = id;
-    return answer;
+    return ConnectionCounts(answer);
   }
-  return "";
-}
-
-std::optional<CallCounts> CountedConnection::Calls() {
-  const std::string answer = Answer();
-  if (answer.empty()) return std::nullopt;
-  return ConnectionCounts(answer);
-}
-
-std::optional<std::uint64_t> CountedConnection::Progress() {
-  const std::string answer = Answer();
-  if (answer.empty()) return std::nullopt;
-  const CallCounts calls = ConnectionCounts(answer);
-  return calls.started + calls.ended + Number(answer, "messagesReceived");
+  return std::nullopt;
 }
 
 }  // namespace gradsync::daemon

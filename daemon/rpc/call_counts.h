@@ -66,14 +66,8 @@ class CountedConnection {
   // Exact counts. nullopt: gRPC has not made the connection yet, or has destroyed both it and the
   // last of its calls.
   std::optional<CallCounts> Calls();
-  // A number that is another one once a call has begun or ended, or a message of the client has
-  // come as a whole. nullopt as above.
-  std::optional<std::uint64_t> Progress();
 
  private:
-  // What gRPC says of the connection; empty: see Calls().
-  std::string Answer();
-
   std::string name_;
   std::intptr_t after_ = 0;  // gRPC's number of the connection is larger
   std::intptr_t id_ = 0;     // gRPC's; 0: not found yet

@@ -51,8 +51,9 @@ absl::StatusOr<Connections::Admitted> Connections::Admit(const UniqueFd& accepte
   next_number_ = number + 1;
   if (const auto old = by_number_.find(number); old != by_number_.end()) EraseLocked(old);
   ++per_user_[tenant];
-  by_number_[number] = Entry{++last_id_, process, *std::move(descriptors)};
-  return Admitted{UniqueFd(number), *std::move(for_grpc), last_id_};
+  auto input = std::make_shared<ClientInput>();
+  by_number_[number] = Entry{++last_id_, process, *std::move(descriptors), input};
+  return Admitted{UniqueFd(number), *std::move(for_grpc), last_id_, std::move(input)};
 }
 
 void Connections::EraseLocked(std::map<int, Entry>::iterator entry) {
@@ -99,14 +100,25 @@ std::map<Tenant, Connections::Usage> Connections::Users() const {
   return users;
 }
 
-std::optional<ClientProcess> Connections::Find(const std::string& caller) const {
+const Connections::Entry* Connections::FindLocked(const std::string& caller) const {
   absl::string_view text = caller;
   int number = -1;
-  if (!absl::ConsumePrefix(&text, "fd:") || !absl::SimpleAtoi(text, &number)) return std::nullopt;
-  MutexLock lock(&mutex_);
+  if (!absl::ConsumePrefix(&text, "fd:") || !absl::SimpleAtoi(text, &number)) return nullptr;
   const auto found = by_number_.find(number);
-  if (found == by_number_.end()) return std::nullopt;
-  return found->second.process;
+  return found == by_number_.end() ? nullptr : &found->second;
+}
+
+std::optional<ClientProcess> Connections::Find(const std::string& caller) const {
+  MutexLock lock(&mutex_);
+  const Entry* const entry = FindLocked(caller);
+  if (entry == nullptr) return std::nullopt;
+  return entry->process;
+}
+
+std::shared_ptr<ClientInput> Connections::Input(const std::string& caller) const {
+  MutexLock lock(&mutex_);
+  const Entry* const entry = FindLocked(caller);
+  return entry == nullptr ? nullptr : entry->input;
 }
 
 }  // namespace gradsync::daemon

@@ -18,6 +18,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/session/client_process.h"
 #include "daemon/session/descriptor_quota.h"
 
@@ -47,6 +48,7 @@ class Connections {
     UniqueFd for_grpc;            // the caller releases it to gRPC
     std::shared_ptr<void> quota;  // to hold until gRPC has closed the descriptor
     std::uint64_t id = 0;
+    std::shared_ptr<ClientInput> input;  // not null
   };
   // Adds a connection. RESOURCE_EXHAUSTED: the user has too many connections or descriptors, or the
   // daemon has no descriptor left.
@@ -69,12 +71,15 @@ class Connections {
   // Finds the process of a call. `caller` is ServerContext::peer(). Empty if the connection has
   // ended.
   std::optional<ClientProcess> Find(const std::string& caller) const;
+  // The input of a caller's connection. Null if the connection has ended.
+  std::shared_ptr<ClientInput> Input(const std::string& caller) const;
 
  private:
   struct Entry {
     std::uint64_t id = 0;
     ClientProcess process;
     std::shared_ptr<void> descriptors;
+    std::shared_ptr<ClientInput> input;
   };
 
   DescriptorQuota* const quota_;
@@ -87,6 +92,8 @@ class Connections {
   int next_number_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
 
+  // Null: the connection has ended.
+  const Entry* FindLocked(const std::string& caller) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EraseLocked(std::map<int, Entry>::iterator entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 };
 

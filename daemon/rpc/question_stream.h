@@ -106,6 +106,10 @@ class QuestionStream final : public ServerStream<In, Out> {
   }
 
  private:
+  std::shared_ptr<ClientInput> CallersInput() const override {
+    return method_.connections->Input(this->caller());
+  }
+
   void OnAccepted() override {
     heard_ns_.store(method_.clock->NowNs());
     asker_ = method_.connections->Find(this->caller());
@@ -116,6 +120,7 @@ class QuestionStream final : public ServerStream<In, Out> {
   }
 
   void OnMessage(const In& request) override {
+    this->Heard();
     if (this->Ended() || (method_.asks_once && asked_)) return;
     asked_ = true;
     due_.store(true);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/rpc/long_headers.h"
 #include "daemon/rpc/message_stream.h"
 #include "daemon/rpc/status_mapping.h"
@@ -48,6 +49,12 @@ class ServerStream : public MessageStream<In, Out, Item> {
  protected:
   // The call has come. Its first message has not been read yet. QueueEnd() refuses the call.
   virtual void OnAccepted() = 0;
+  // Where calls and messages of the caller's connection are counted; null: nowhere.
+  virtual std::shared_ptr<ClientInput> CallersInput() const { return nullptr; }
+  // Counts a message.
+  void Heard() {
+    if (input_ != nullptr) input_->received.fetch_add(1, std::memory_order_relaxed);
+  }
   // True if the stream is to end once its client has closed it, even if no read or write is under
   // way that would show it.
   virtual bool AsksForDone() const { return false; }
@@ -59,7 +66,10 @@ class ServerStream : public MessageStream<In, Out, Item> {
   void OnAccept(bool ok) {
     const auto keep = std::move(accepting_);
     if (ok) {
+      input_ = CallersInput();
+      Heard();
       if (HasLongHeaders(context_)) {
+        if (input_ != nullptr) input_->long_headers.store(true);
         this->QueueEnd(absl::ResourceExhaustedError("the call's headers are too long"));
         Cancel();  // a client that reads nothing cannot keep the call open
       }
@@ -90,6 +100,7 @@ class ServerStream : public MessageStream<In, Out, Item> {
   MethodCompletion<ServerStream, &ServerStream::OnAccept> on_accept_{this};
   MethodCompletion<ServerStream, &ServerStream::OnDone> on_done_{this};
   std::function<void(bool ok)> accepted_;
+  std::shared_ptr<ClientInput> input_;
   // Each keeps the stream alive until its completion has run.
   std::shared_ptr<MessageStream<In, Out, Item>> accepting_;
   std::shared_ptr<MessageStream<In, Out, Item>> done_;

@@ -70,6 +70,7 @@ void SessionStream::OnAccepted() {
 }
 
 void SessionStream::OnMessage(const v1::SessionRequest& request) {
+  Heard();
   if (!Ended()) handler_->Handle(request);
 }
 

@@ -48,6 +48,9 @@ class SessionStream final
   std::optional<Tenant> user() const;
 
  private:
+  std::shared_ptr<ClientInput> CallersInput() const override {
+    return connections_.Input(caller());
+  }
   void OnAccepted() override;
   void OnMessage(const v1::SessionRequest& request) override;
   void OnEnd(const absl::Status& end) override;

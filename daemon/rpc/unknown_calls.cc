@@ -20,13 +20,15 @@ class UnknownCalls::Call final : public Completion {
   }
   // The call has come, or it has been answered.
   void Run(bool ok) override {
-    if (answered_ && owner_->answered_ != nullptr) owner_->answered_(context_.peer());
+    if (answered_ && owner_->hooks_.answered) owner_->hooks_.answered(context_.peer());
     if (!ok || std::exchange(answered_, true)) {
       delete this;
       return;
     }
     owner_->AcceptNext();
-    if (HasLongHeaders(context_)) context_.TryCancel();
+    const bool long_headers = HasLongHeaders(context_);
+    if (owner_->hooks_.accepted) owner_->hooks_.accepted(context_.peer(), long_headers);
+    if (long_headers) context_.TryCancel();
     stream_.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""), this);
   }
 

@@ -26,12 +26,15 @@ namespace gradsync::daemon {
 // Legal calls: Register Start Stop. Outlives the dispatcher of its queue.
 class UnknownCalls {
  public:
-  // Called after a call was answered, with gRPC's name of its caller; by the queue's threads.
-  using Answered = std::function<void(const std::string& caller)>;
+  // Called by the queue's threads, with gRPC's name of the caller. May be empty.
+  struct Hooks {
+    std::function<void(const std::string& caller, bool long_headers)> accepted;
+    std::function<void(const std::string& caller)> answered;
+  };
   // `streams` counts the calls, including the one that this object waits for, and outlives this
   // object.
-  explicit UnknownCalls(StreamCount* streams, Answered answered = nullptr)
-      : streams_(streams), answered_(std::move(answered)) {}
+  explicit UnknownCalls(StreamCount* streams, Hooks hooks = {})
+      : streams_(streams), hooks_(std::move(hooks)) {}
 
   // Called before the server is built.
   void Register(grpc::ServerBuilder* builder);
@@ -45,7 +48,7 @@ class UnknownCalls {
   void AcceptNext();
 
   StreamCount* const streams_;
-  const Answered answered_;
+  const Hooks hooks_;
   grpc::AsyncGenericService service_;
   grpc::ServerCompletionQueue* queue_ = nullptr;  // constant once started
 

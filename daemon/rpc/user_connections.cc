@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -26,13 +25,14 @@ constexpr std::uint64_t kWatchPeriodNs =
 UserConnections::UserConnections(const MemoryAccount& account, std::uint64_t most)
     : account_(account), limit_({/*most=*/most, /*enough=*/most, /*most_of_one=*/kFewCalls}) {}
 
-absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota) {
+absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota,
+                                     std::shared_ptr<const ClientInput> input) {
   if (pauses_.load()) {
     return absl::ResourceExhaustedError(
         "connections of the user did harm; try again in some seconds, at most 32");
   }
   Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
-                      std::move(quota)};
+                      std::move(quota), std::move(input)};
   MutexLock lock(&mutex_);
   if (all_ended_) return absl::UnavailableError("the daemon is stopping");
   expected_.push_back(std::move(expected));
@@ -122,12 +122,17 @@ void UserConnections::ChargeUnread(std::uint64_t now_ns) {
 bool UserConnections::EndVain(std::uint64_t now_ns) {
   vain_ns_ = now_ns;
   std::size_t ended = 0;
+  bool long_headers = false;
   for (Connection& connection : connections_) {
-    if (connection.ended || connection.socket.UnreadBytes() <= kVainBytes) continue;
-    const std::optional<std::uint64_t> progress = connection.counted.Progress();
-    if (!progress.has_value()) continue;
-    if (std::exchange(connection.progress, *progress) != *progress) connection.vain_looks = 0;
-    if (++connection.vain_looks <= kVainLooks) continue;
+    if (connection.ended) continue;
+    if (connection.input->long_headers.load()) {
+      long_headers = true;
+    } else {
+      if (connection.socket.UnreadBytes() <= kVainBytes) continue;
+      const std::uint64_t received = connection.input->received.load(std::memory_order_relaxed);
+      if (std::exchange(connection.received, received) != received) connection.vain_looks = 0;
+      if (++connection.vain_looks <= kVainLooks) continue;
+    }
     connection.ended = connection.socket.End();
     if (connection.ended) ++ended;
   }
@@ -135,7 +140,9 @@ bool UserConnections::EndVain(std::uint64_t now_ns) {
   LogLimited(LogLevel::kWarning, "connections ended",
              {{"uid", account_.user},
               {"connections", ended},
-              {"why", "their clients send without end, and no call or message comes of it"}});
+              {"why", long_headers
+                          ? "the headers of their calls are too long"
+                          : "their clients send without end, and no call or message comes of it"}});
   return true;
 }
 

@@ -18,6 +18,7 @@
 #include "daemon/base/tenant.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/call_limit.h"
+#include "daemon/rpc/client_input.h"
 
 namespace gradsync::daemon {
 
@@ -29,8 +30,10 @@ namespace gradsync::daemon {
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
-// - when the client sends on and on, and no call or message comes of it. gRPC keeps headers in
-//   memory until the last of them has come, and does not limit them. Then the user is paused, too;
+// - when the client sends on and on, and no thread of the daemon gets a call or a message of it.
+//   gRPC keeps headers in memory until the call has ended, and does not limit them. Then the user
+//   is paused, too;
+// - when a call had too long headers. Then the user is paused, too;
 // - when the server stops.
 //
 // Thread-safe.
@@ -55,7 +58,7 @@ class UserConnections {
   static constexpr std::uint64_t kUnreadBytes = (1 << 20) + (256 << 10);
 
   // So often a look of Watch(), at least kWatchPeriod after the last one, may find more than
-  // kVainBytes that gRPC has not read yet, before a call or a message comes of them. A slow
+  // kVainBytes that gRPC has not read yet, before a stream gets a call or a message of them. A slow
   // client is seen less often, so gRPC reads about as much until then: half a second's worth. Not
   // seen is a client that never leaves more than kVainBytes unread. An honest client's messages are
   // short, so one look in many finds bytes, and the next one finds progress. What brings no
@@ -67,9 +70,10 @@ class UserConnections {
   UserConnections(const MemoryAccount& account, std::uint64_t most);
 
   // gRPC is about to get a connection. Called right before AddInsecureChannelFromFd(). `quota` is
-  // held until gRPC has closed the descriptor. RESOURCE_EXHAUSTED: the user is paused. UNAVAILABLE:
-  // after EndAll().
-  absl::Status Expect(int descriptor, std::shared_ptr<void> quota);
+  // held until gRPC has closed the descriptor. The connection's streams write `input`, which is not
+  // null. RESOURCE_EXHAUSTED: the user is paused. UNAVAILABLE: after EndAll().
+  absl::Status Expect(int descriptor, std::shared_ptr<void> quota,
+                      std::shared_ptr<const ClientInput> input);
   // Looks at the connections, and ends some: see above. Returns false if there is nothing to watch
   // before the next Expect().
   bool Watch(const CountedServer& server, std::uint64_t now_ns);
@@ -84,14 +88,15 @@ class UserConnections {
     CountedConnection counted;
     BorrowedSocket socket;
     std::shared_ptr<void> quota;
+    std::shared_ptr<const ClientInput> input;
     CallCounts before = {};       // at the look from which calls count: see kFewCalls
     CallCounts marked = {};       // at the look at marked_ns_: the next `before`
     CallCounts now = {};          // at the last look
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
     std::uint64_t full_ns = 0;    // since when the socket is full; 0: it is not
     ArenaQuota::Reservation unread = {};
-    std::uint64_t progress = 0;  // CountedConnection::Progress() at the last look that found bytes
-    int vain_looks = 0;          // that found bytes, since the progress was another one
+    std::uint64_t received = 0;  // of `input`, at the last look that found bytes
+    int vain_looks = 0;          // that found bytes, since `received` has grown
     bool ended = false;          // by this class, for doing harm
   };
 
@@ -100,7 +105,7 @@ class UserConnections {
   void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Charges the user for connections that it does not read, and ends those that it may not have.
   void ChargeUnread(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
-  // Looks for clients that send in vain, and ends their connections. True: it has ended some.
+  // Ends connections whose clients send in vain, or too long headers. True: it has ended some.
   bool EndVain(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Looks at the calls of each connection. True: there are too many.
   bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns)

@@ -101,7 +101,7 @@ class UserServers::Server {
 
   // A connection comes. Called right before Connect(), by the same thread.
   absl::Status Expect(const Connections::Admitted& connection) {
-    return connections_.Expect(connection.for_grpc.get(), connection.quota);
+    return connections_.Expect(connection.for_grpc.get(), connection.quota, connection.input);
   }
   // May read the connection for gRPC, for as long as there is something to read.
   void Connect(UniqueFd connection) {

@@ -296,6 +296,7 @@ Attacks ConnectionAttacks() {
       {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
       {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
       {"long_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kSession); }}},
+      {"long_unknown_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kUnknown); }}},
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},

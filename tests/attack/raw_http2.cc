@@ -106,11 +106,6 @@ bool RawHttp2::ContinueMessage() {
   return Send(Frame(kData, 0, next_stream_ - 2, std::string(kMaxFrameBytes, 'x')));
 }
 
-bool RawHttp2::SendMessage(std::uint32_t bytes) {
-  return Send(Frame(kData, 0, next_stream_ - 2, BigEndian(0, 1) + BigEndian(bytes, 4)) +
-              Frame(kData, 0, next_stream_ - 2, std::string(bytes, 'x')));
-}
-
 bool RawHttp2::BeginHeaders(const std::string& path) {
   next_stream_ += 2;
   return Send(Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path))) && ContinueHeaders();

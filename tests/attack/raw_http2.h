@@ -30,8 +30,6 @@ class RawHttp2 {
   bool BeginMessage(const std::string& path, std::uint32_t bytes);
   // Sends 16 KiB more of the message that was begun last, however much the server wants.
   bool ContinueMessage();
-  // Sends a message of this many bytes, at most 16 KiB, in the call that was begun last.
-  bool SendMessage(std::uint32_t bytes);
   // Begins a call with 1 MiB of headers, and does not end them.
   bool BeginHeaders(const std::string& path);
   // Sends 1 MiB more of the headers that were begun last.

@@ -20,7 +20,7 @@
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
-#include "tests/attack/raw_http2.h"
+#include "daemon/rpc/client_input.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/soon.h"
 
@@ -39,6 +39,7 @@ class UserConnectionsTest : public testing::Test {
   struct Pair {
     UniqueFd ours, theirs;
     std::shared_ptr<void> quota = std::make_shared<int>();
+    std::shared_ptr<ClientInput> input = std::make_shared<ClientInput>();
     bool held() const { return quota.use_count() > 1; }
     bool ended() const {
       char byte = 0;
@@ -61,7 +62,9 @@ class UserConnectionsTest : public testing::Test {
     while (recv(pair.theirs.get(), bytes, sizeof(bytes), MSG_DONTWAIT) > 0) {
     }
   }
-  absl::Status Expect(const Pair& pair) { return connections_.Expect(pair.ours.get(), pair.quota); }
+  absl::Status Expect(const Pair& pair) {
+    return connections_.Expect(pair.ours.get(), pair.quota, pair.input);
+  }
   bool WatchAt(std::uint64_t now_ns) { return connections_.Watch(server_, now_ns); }
 
   static constexpr std::uint64_t kQuota = 2 * UserConnections::kUnreadBytes;
@@ -348,109 +351,55 @@ TEST_F(RecentCallsTest, ItEndsAlsoIfALookHasJustSeenItsCalls) {
   EXPECT_TRUE(Soon([&] { return !reset_->connected(); }));
 }
 
-// With a gRPC server that reads only when the test lets it.
+// Nobody reads what the client sends.
 class UnreadBytesTest : public UserConnectionsTest {
  protected:
-  UnreadBytesTest() {
-    grpc::ServerBuilder builder;
-    queue_ = builder.AddCompletionQueue();
-    builder.RegisterAsyncGenericService(&service_);
-    grpc_server_ = builder.BuildAndStart();
-    server_ = CountedServer::Newest();
-    Pair pair = Open();
-    EXPECT_TRUE(Expect(pair).ok());
-    socket_ = BorrowedSocket(pair.ours.get());
-    grpc::AddInsecureChannelFromFd(grpc_server_.get(), pair.ours.release());
-    client_ = std::make_unique<attack::RawHttp2>(Descriptor(pair.theirs.release()), 65535);
-  }
-  ~UnreadBytesTest() override {
-    client_ = nullptr;
-    grpc_server_->Shutdown(std::chrono::system_clock::now());
-    queue_->Shutdown();
-    void* tag = nullptr;
-    bool ok = false;
-    while (queue_->Next(&tag, &ok)) {
-    }
-  }
+  UnreadBytesTest() { EXPECT_TRUE(Expect(pair_).ok()); }
 
-  void Watch() { WatchAt(now_ns_ += kTickNs); }
-  bool HasUnread() const { return socket_.UnreadBytes() > UserConnections::kVainBytes; }
-  // The server reads until it has begun so many calls.
-  bool ReadUntil(std::uint64_t calls) {
-    return Soon([&] {
-      void* tag = nullptr;
-      bool ok = false;
-      const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(1);
-      queue_->AsyncNext(&tag, &ok, deadline);  // reads meanwhile
-      return server_.Calls().started == calls && socket_.UnreadBytes() == 0;
-    });
+  void SendMany() {
+    const std::string bytes(UserConnections::kVainBytes + 1, 'x');
+    ASSERT_EQ(send(pair_.theirs.get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
   }
-  // The server reads until an operation has completed.
-  bool Complete() {
-    return Soon([&] {
-      void* tag = nullptr;
-      bool ok = false;
-      const auto deadline = std::chrono::system_clock::now() + std::chrono::milliseconds(1);
-      return queue_->AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT && ok;
-    });
+  void Watch(int looks = 1) {
+    for (int look = 0; look < looks; ++look) WatchAt(now_ns_ += kTickNs);
   }
   bool MayConnect() { return Expect(Open()).ok(); }
 
-  grpc::AsyncGenericService service_;
-  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
-  std::unique_ptr<grpc::Server> grpc_server_;
-  BorrowedSocket socket_;  // of the daemon
-  std::unique_ptr<attack::RawHttp2> client_;
+  Pair pair_ = Open();
 };
 
 TEST_F(UnreadBytesTest, ConnectionEndsIfNoCallOrMessageComesOfItsBytes) {
-  client_->BeginHeaders("/any/Method");
-  for (int look = 0; look < UserConnections::kVainLooks; ++look) {
-    ASSERT_TRUE(HasUnread());
-    Watch();
-  }
-  EXPECT_TRUE(MayConnect());
+  SendMany();
+  Watch(UserConnections::kVainLooks);
   WatchAt(now_ns_ + 1);  // too soon to count
-  EXPECT_TRUE(HasUnread()) << "the connection has not ended";
+  EXPECT_FALSE(pair_.ended());
+  EXPECT_TRUE(MayConnect());
   Watch();
-  EXPECT_FALSE(HasUnread());
+  EXPECT_TRUE(pair_.ended());
   EXPECT_FALSE(MayConnect()) << "its user is paused";
 }
 
-TEST_F(UnreadBytesTest, ConnectionStaysIfMessagesComeOfItsBytes) {
-  grpc::GenericServerContext context;
-  grpc::GenericServerAsyncReaderWriter stream(&context);
-  service_.RequestCall(&context, &stream, queue_.get(), queue_.get(), nullptr);
-  ASSERT_TRUE(client_->BeginMessage("/any/Method", 16 << 10));
-  ASSERT_TRUE(Complete());
-  grpc::ByteBuffer message;
-  stream.Read(&message, nullptr);
-  ASSERT_TRUE(Complete());
+TEST_F(UnreadBytesTest, ConnectionStaysIfCallsOrMessagesComeOfItsBytes) {
+  SendMany();
   for (int i = 0; i < 5; ++i) {
-    ASSERT_TRUE(client_->SendMessage(UserConnections::kVainBytes + 1));
-    for (int look = 1; look < UserConnections::kVainLooks; ++look) {
-      ASSERT_TRUE(HasUnread());
-      Watch();
-    }
-    stream.Read(&message, nullptr);
-    ASSERT_TRUE(Complete());
+    Watch(UserConnections::kVainLooks);
+    pair_.input->received.fetch_add(1);
   }
+  EXPECT_FALSE(pair_.ended());
   EXPECT_TRUE(MayConnect());
-  stream.Finish(grpc::Status::OK, nullptr);
-  EXPECT_TRUE(Complete());
 }
 
-TEST_F(UnreadBytesTest, ConnectionStaysIfCallsComeOfItsBytes) {
-  const std::string value(UserConnections::kVainBytes, 'v');
-  for (std::uint64_t call = 1; call <= kMost; ++call) {
-    ASSERT_TRUE(client_->CallWithHeader("/any/Method", "x", value));
-    for (int look = 1; look < UserConnections::kVainLooks; ++look) {
-      ASSERT_TRUE(HasUnread());
-      Watch();
-    }
-    ASSERT_TRUE(ReadUntil(call));
-  }
-  EXPECT_TRUE(MayConnect());
+TEST_F(UnreadBytesTest, ConnectionStaysIfItsBytesAreRead) {
+  for (int look = 0; look < 2 * UserConnections::kVainLooks; ++look) Watch();
+  EXPECT_FALSE(pair_.ended());
+}
+
+TEST_F(UnreadBytesTest, ConnectionEndsAtOnceIfACallHadTooLongHeaders) {
+  pair_.input->long_headers.store(true);
+  Watch();
+  EXPECT_TRUE(pair_.ended());
+  EXPECT_FALSE(MayConnect()) << "its user is paused";
 }
 
 }  // namespace
