@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -239,6 +240,9 @@ void WorkerProcess::Watch() {
       std::uint64_t count;
       [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
     }
+    // A child of the ended process may hold the socket. From now on it cannot send, so the thread
+    // comes to the end of the replies. Those that are queued stay readable.
+    if (waited[0].revents != 0) shutdown(socket_.fd(), SHUT_RD);
     if ((waited[2].revents & ~POLLOUT) != 0) {
       open = TakeReply();
       // A process closes its descriptors a moment before its pidfd shows the end.

@@ -2,6 +2,7 @@
 // or Ping. The number of free bytes that it reports is the number of pings that did not ask for
 // memory.
 
+#include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -20,6 +21,19 @@ namespace {
 
 void Reply(const MessageSocket& socket, const worker::Reply& reply) {
   if (!socket.Send(reply, {}, MessageSocket::Wait::kYes).ok()) _exit(3);
+}
+
+// Sends events until it cannot, in a process that may outlive the worker. Writes a byte to the FIFO
+// for each of them, so that the test knows how many it has sent.
+void SendWithoutEnd(const MessageSocket& socket) {
+  constexpr unsigned int kAtMostSeconds = 90;  // the end if the daemon reads for ever
+  alarm(kAtMostSeconds);
+  const int sent = open(std::getenv("FIFO"), O_WRONLY | O_CLOEXEC);
+  worker::Reply event;
+  event.mutable_engine_event();
+  while (socket.Send(event, {}, MessageSocket::Wait::kYes).ok() && write(sent, "", 1) == 1) {
+  }
+  _exit(0);
 }
 
 int Run(const std::string& script) {
@@ -47,6 +61,10 @@ int Run(const std::string& script) {
     if (call.has_launch()) {
       if (script == "crashes") raise(SIGKILL);
       if (script == "exits") return 7;
+      if (script == "leaves a child that sends") {
+        if (fork() == 0) SendWithoutEnd(socket);
+        return 7;
+      }
       if (script == "hangs") silent = true;
       if (script == "closes its socket") {
         close(kWorkerSocket);

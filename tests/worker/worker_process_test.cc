@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,7 +18,9 @@
 
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
+#include "daemon/base/unique_fd.h"
 #include "tests/engine/event.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -28,7 +31,7 @@ class WorkerProcessTest : public ::testing::Test {
  protected:
   void Start(const std::string& script, WorkerProcessOptions options = {}) {
     options.program = "tests/worker/scripted_worker";
-    options.environment = {"SCRIPT=" + script};
+    options.environment.push_back("SCRIPT=" + script);
     auto worker =
         WorkerProcess::Start(options, [this](const absl::Status& why) { ended_.Set(why); });
     ASSERT_TRUE(worker.ok()) << worker.status();
@@ -109,6 +112,31 @@ TEST_F(WorkerProcessTest, ReportsHowAWorkerEnded) {
     EXPECT_EQ(DetailsOf(late.Wait().value()).reason, "WORKER_LOST");
     worker_.reset();
   }
+}
+
+// The child has the worker's socket. As long as it can send, the test reads no message before the
+// child has sent the next one, so the socket is never empty.
+TEST_F(WorkerProcessTest, SeesTheEndOfAWorkerWhoseChildGoesOnSending) {
+  const TemporaryDirectory directory;
+  const std::string fifo = directory.File("fifo");
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const UniqueFd sent(open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  ASSERT_EQ(fcntl(sent.get(), F_SETFL, 0), 0);  // from now on read() waits
+  WorkerProcessOptions options;
+  options.environment = {"FIFO=" + fifo};
+  int ahead = 0;
+  options.event = [&](const worker::EngineEvent&) {
+    char byte;
+    for (--ahead; ahead < 1 && read(sent.get(), &byte, 1) == 1;) ++ahead;
+  };
+  Start("leaves a child that sends", options);
+  Event answered;
+  Launch(&answered);
+  for (Event* const event : {&answered, &ended_}) {
+    const absl::Status why = event->Wait().value_or(absl::OkStatus());
+    EXPECT_THAT(why.message(), HasSubstr("exited with status 7"));
+  }
+  worker_.reset();  // its thread uses `sent` and `ahead`
 }
 
 TEST_F(WorkerProcessTest, KillsAWorkerThatHangs) {
