@@ -335,8 +335,9 @@ bool WorkerProcess::TakeReply() {
     const MutexLock lock(&mutex_);
     heard_ns_ = MonotonicNowNs();
     if (reply.message.has_pong()) memory_ = reply.message.pong();
-    if (reply.message.call() == 0 && why_.ok()) {
-      why_ = Lost(absl::StrCat("has failed: ", error.message()));
+    // It says that it exits. But its calls must not wait for a process that stays.
+    if (reply.message.call() == 0) {
+      KillLocked(Lost(absl::StrCat("has failed: ", error.message())));
     }
     const auto call = unanswered_.find(reply.message.call());
     if (call == unanswered_.end()) return true;  // a Pong, a failure, or the reply to Stop

@@ -77,11 +77,13 @@ int Run(const std::string& script) {
       }
       if (script == "takes its time") continue;
     }
-    if ((call.has_launch() && script == "fails") || (call.has_ping() && script == "has failed")) {
+    if ((call.has_launch() && (script == "fails" || script == "fails and stays")) ||
+        (call.has_ping() && script == "has failed")) {
       reply.set_call(0);
       *reply.mutable_error() =
           EncodeError(MakeError(absl::StatusCode::kUnavailable, reason::kGpuFault, "cuCall: ECC"));
       Reply(socket, reply);
+      while (script == "fails and stays") pause();
       return 1;
     }
     if (call.has_ping() && script == "answers no ping") continue;

@@ -151,6 +151,19 @@ TEST_F(WorkerProcessTest, KillsAWorkerThatHangs) {
   EXPECT_EQ(DetailsOf(ended_.Wait().value()).reason, "WORKER_LOST");
 }
 
+TEST_F(WorkerProcessTest, KillsAWorkerThatHasFailedAndStays) {
+  WorkerProcessOptions options;
+  options.start_limit = absl::Hours(1);  // so nothing else ends it
+  Start("fails and stays", options);
+  Event answered;
+  Launch(&answered);
+  for (Event* const event : {&answered, &ended_}) {
+    const absl::Status why = event->Wait().value_or(absl::OkStatus());
+    EXPECT_EQ(DetailsOf(why).reason, "WORKER_LOST");
+    EXPECT_THAT(why.message(), HasSubstr("has failed: cuCall: ECC"));
+  }
+}
+
 TEST_F(WorkerProcessTest, KillsAWorkerThatIsStopped) {
   WorkerProcessOptions options;
   options.ping_interval = absl::Milliseconds(20);
