@@ -75,7 +75,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     } else if (worker->open && !worker->process->HasEnded()) {
       at_once = worker->process;
     } else {
-      worker->waiting.push_back(ready);
+      worker->waiting.push_back({key, ready});
     }
   }
   if (started != nullptr) {
@@ -162,7 +162,7 @@ worker::Call WorkerSupervisor::StartCall(const WorkerKey& key) const {
 
 void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                                  absl::StatusOr<WorkerProcess::Reply> reply) {
-  std::vector<Ready> waiting;
+  std::vector<Waiting> waiting;
   absl::StatusOr<std::shared_ptr<WorkerProcess>> result = nullptr;
   {
     const MutexLock lock(&mutex_);
@@ -187,14 +187,14 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       result = reply.status();
     }
   }
-  for (std::size_t i = 0; i + 1 < waiting.size(); ++i) waiting[i](result);
+  for (std::size_t i = 0; i + 1 < waiting.size(); ++i) waiting[i].ready(result);
   // The last one gets the only reference, so that the worker is idle as soon as it is dropped.
-  if (!waiting.empty()) waiting.back()(std::move(result));
+  if (!waiting.empty()) waiting.back().ready(std::move(result));
 }
 
 void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
                                const absl::Status& why) {
-  std::vector<Ready> waiting;
+  std::vector<Waiting> waiting;
   {
     const MutexLock lock(&mutex_);
     Worker* const worker = FindLocked(key, incarnation);
@@ -207,7 +207,7 @@ void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
     ++callbacks_;  // Shutdown waits for the following callbacks
   }
   lost_(key, why);
-  for (const Ready& ready : waiting) Ensure(key, ready);
+  for (const Waiting& caller : waiting) Ensure(caller.key, caller.ready);
   EndCallback();
 }
 
@@ -290,8 +290,8 @@ void WorkerSupervisor::Shutdown() {
 
 void WorkerSupervisor::GiveUp(Worker* worker) {
   worker->process.reset();
-  for (const Ready& ready : worker->waiting) {
-    ready(absl::CancelledError("the job has ended, or the daemon is stopping"));
+  for (const Waiting& caller : worker->waiting) {
+    caller.ready(absl::CancelledError("the job has ended, or the daemon is stopping"));
   }
 }
 

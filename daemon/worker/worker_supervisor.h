@@ -136,6 +136,11 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   std::vector<WorkerStatus> Workers(absl::Duration patience = absl::ZeroDuration());
 
  private:
+  // A call of Ensure that waits. Its key may name another pod than the worker's.
+  struct Waiting {
+    WorkerKey key;
+    Ready ready;
+  };
   struct Worker {
     std::shared_ptr<WorkerProcess> process;  // null: not running
     // Of the process, even of one that could not be started. A late callback has an older one.
@@ -144,7 +149,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     worker::Started started;
     // Callers that wait for the reply to Start. If a process is ending, they wait for its end and
     // for the next process.
-    std::vector<Ready> waiting;
+    std::vector<Waiting> waiting;
     RestartPolicy policy;
     std::uint32_t restarts = 0;
     std::uint64_t idle_since_ns = 0;  // 0: the process is in use, or awaited

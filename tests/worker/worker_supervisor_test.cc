@@ -331,6 +331,33 @@ TEST_F(WorkerSupervisorTest, RanksOfAJobInSeveralPodsShareAWorker) {
   EXPECT_EQ((*Ensure({"a", "GPU-1", kInPodB}))->pid(), (*first)->pid());
 }
 
+TEST_F(WorkerSupervisorTest, NextWorkerCountsForThePodThatHasItStarted) {
+  Begin("starts GPU-1 alone");
+  const auto first = Ensure({"a", "GPU-1", kInPodA});
+  ASSERT_TRUE(first.ok()) << first.status();
+  for (std::size_t i = 0; i < kMaxStarting; ++i) {
+    supervisor_->Ensure({"b", "GPU-" + std::to_string(2 + i), kInPodA}, [](const auto&) {});
+  }
+  absl::Status in_pod_a;
+  absl::StatusOr<std::shared_ptr<WorkerProcess>> in_pod_b = nullptr;
+  Event ready;
+  worker::Call launch;
+  launch.mutable_launch();
+  // The process has ended, and the supervisor learns of it afterwards. So both wait for its end.
+  (*first)->Call(launch, {}, [&](const auto&) {
+    supervisor_->Ensure({"a", "GPU-1", kInPodA},
+                        [&](const auto& worker) { in_pod_a = worker.status(); });
+    supervisor_->Ensure({"a", "GPU-1", kInPodB}, [&](auto worker) {
+      in_pod_b = std::move(worker);
+      ready.Set();
+    });
+  });
+  kill((*first)->pid(), SIGKILL);
+  ASSERT_TRUE(ready.Wait().has_value());
+  EXPECT_EQ(ReasonOf(in_pod_a), "WORKERS_STARTING");
+  EXPECT_TRUE(in_pod_b.ok()) << in_pod_b.status();
+}
+
 TEST_F(WorkerSupervisorTest, WorkersThatDieAtStartCountUntilTheyAreDestroyed) {
   reaper_ = &held_;
   Begin("dies at start");
