@@ -26,12 +26,34 @@ std::vector<UniqueFd> DescriptorsOf(msghdr* header) {
   return descriptors;
 }
 
-ssize_t Take(int fd, msghdr* header, int flags) {
-  ssize_t size;
+struct Taken {
+  ssize_t size = -1;
+  int error = 0;  // if size < 0
+  bool cut = false;
+  std::vector<UniqueFd> descriptors;
+};
+
+// Reads a message into `bytes`. Its descriptors have an owner at once, also those of a message that
+// is empty or cut.
+Taken Take(int fd, std::string* bytes, int flags) {
+  iovec part{bytes->data(), bytes->size()};
+  alignas(cmsghdr) char control[kControlBytes];
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof(control);
+  Taken taken;
   do {
-    size = recvmsg(fd, header, flags | MSG_CMSG_CLOEXEC);
-  } while (size < 0 && errno == EINTR);
-  return size;
+    taken.size = recvmsg(fd, &header, flags | MSG_CMSG_CLOEXEC);
+  } while (taken.size < 0 && errno == EINTR);
+  if (taken.size < 0) {
+    taken.error = errno;
+    return taken;  // `control` holds what was on the stack before
+  }
+  taken.cut = (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  taken.descriptors = DescriptorsOf(&header);
+  return taken;
 }
 
 }  // namespace
@@ -82,28 +104,20 @@ absl::Status MessageSocket::Send(const google::protobuf::MessageLite& message,
 absl::StatusOr<MessageSocket::Received> MessageSocket::Receive() const {
   Received received;
   received.bytes.resize(kMaxMessageBytes);
-  iovec part{received.bytes.data(), received.bytes.size()};
-  alignas(cmsghdr) char control[kControlBytes];
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control;
-  header.msg_controllen = sizeof(control);
-  ssize_t size = Take(fd_.get(), &header, 0);
-  if (size == 0) {
+  Taken taken = Take(fd_.get(), &received.bytes, 0);
+  if (taken.size == 0) {
     // Where Linux finds no message yet, and then that the other end is closed, it returns the end,
     // although a last message has come in between. A second look finds that message.
-    header.msg_controllen = sizeof(control);
-    size = Take(fd_.get(), &header, MSG_DONTWAIT);
+    taken = Take(fd_.get(), &received.bytes, MSG_DONTWAIT);
   }
-  if (size < 0 && errno != ECONNRESET) return absl::ErrnoToStatus(errno, "recvmsg");
+  if (taken.size < 0 && taken.error != ECONNRESET) {
+    return absl::ErrnoToStatus(taken.error, "recvmsg");
+  }
+  if (taken.cut) return absl::InternalError("a message was cut");
   // No bytes mean the end: every message has at least an id.
-  received.end = size <= 0;
-  received.bytes.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
-  received.descriptors = DescriptorsOf(&header);
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    return absl::InternalError("a message was cut");
-  }
+  received.end = taken.size <= 0;
+  received.bytes.resize(taken.size > 0 ? static_cast<std::size_t>(taken.size) : 0);
+  received.descriptors = std::move(taken.descriptors);
   return received;
 }
 

@@ -319,6 +319,12 @@ bool WorkerProcess::TakeReply() {
   if (!received.ok() || received->end) return false;
   Reply reply;
   if (!reply.message.ParseFromString(received->bytes)) return false;
+  // Only the memory of an arena is passed.
+  const std::size_t expected = reply.message.has_arena_added() ? 1 : 0;
+  if (received->descriptors.size() > expected) {
+    Kill(Lost("sent descriptors that its reply does not carry, and was killed"));
+    return false;
+  }
   reply.descriptors = std::move(received->descriptors);
   if (reply.message.has_engine_event()) {
     {
