@@ -17,13 +17,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/base/passed_descriptors.h"
 #include "daemon/rpc/fd_request.h"
 #include "proto/gradsync/shared_memory.h"
-
-// Since Linux 6.16. Debian 12's headers lack it.
-#ifndef SO_PASSRIGHTS
-#define SO_PASSRIGHTS 83
-#endif
 
 namespace gradsync::daemon {
 namespace {
@@ -49,14 +45,6 @@ itimerspec Every(std::uint64_t ms) {
   spec.it_interval.tv_nsec = static_cast<long>(ms % 1000) * 1'000'000;
   spec.it_value = spec.it_interval;
   return spec;
-}
-
-// Lets the kernel refuse the descriptors that clients pass. Otherwise the thread that reads such a
-// message, or closes the connection with it, closes them too, and that may take as long as the
-// client likes: a TCP socket with SO_LINGER waits. Accepted sockets have the listener's setting.
-bool RefuseDescriptors(int listener) {
-  const int no = 0;
-  return setsockopt(listener, SOL_SOCKET, SO_PASSRIGHTS, &no, sizeof(no)) == 0;
 }
 
 // Whoever may stop the daemon may also keep it busy.
@@ -131,6 +119,8 @@ absl::Status AcceptLoop::Init() {
   // The service manager's may block.
   for (const int fd : {grpc_socket_.fd(), fd_socket_.fd()}) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    // Otherwise the thread that reads a message with descriptors, or closes the connection with it,
+    // closes them too.
     if (!RefuseDescriptors(fd)) {
       LogLimited(LogLevel::kWarning,
                  "this kernel passes descriptors of clients to the daemon (Linux 6.16 can refuse "

@@ -142,6 +142,7 @@ absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
     descriptors.push_back(pair->second.Release());
   }
   process.argument = kEngineArgument;
+  process.takes_descriptors = false;
   process.start_limit = options_.connect_timeout + kStartLimit;
   process.hang_limit = std::max(options_.silence_limit, kMinHangLimit);
   process.lost = [node = options_.node_names[options_.node]](absl::string_view how) {

@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "absl/status/status.h"
+#include "daemon/base/passed_descriptors.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -35,6 +36,7 @@ absl::StatusOr<std::pair<LaneSocket, LaneSocket>> LaneSocket::Pair() {
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     return absl::ErrnoToStatus(errno, "socketpair");
   }
+  for (const int end : ends) RefuseDescriptors(end);
   return std::make_pair(LaneSocket(UniqueFd(ends[0])), LaneSocket(UniqueFd(ends[1])));
 }
 

@@ -6,9 +6,14 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/base/passed_descriptors.h"
 
 namespace gradsync::daemon {
 namespace {
+
+// The most descriptors that Linux passes with one message (SCM_MAX_FD). With room for all, none is
+// left to the kernel, which would close it in recvmsg().
+constexpr std::size_t kMostPassed = 253;
 
 constexpr std::size_t kControlBytes = CMSG_SPACE(MessageSocket::kMaxDescriptors * sizeof(int));
 
@@ -37,7 +42,7 @@ struct Taken {
 // is empty or cut.
 Taken Take(int fd, std::string* bytes, int flags) {
   iovec part{bytes->data(), bytes->size()};
-  alignas(cmsghdr) char control[kControlBytes];
+  alignas(cmsghdr) char control[CMSG_SPACE(kMostPassed * sizeof(int))];
   msghdr header{};
   header.msg_iov = &part;
   header.msg_iovlen = 1;
@@ -65,6 +70,8 @@ absl::StatusOr<std::pair<MessageSocket, MessageSocket>> MessageSocket::Pair() {
   }
   return std::make_pair(MessageSocket(UniqueFd(ends[0])), MessageSocket(UniqueFd(ends[1])));
 }
+
+void MessageSocket::ExpectNoDescriptors() const { RefuseDescriptors(fd_.get()); }
 
 absl::Status MessageSocket::Send(const google::protobuf::MessageLite& message,
                                  absl::Span<const int> descriptors, Wait wait) const {
@@ -108,14 +115,17 @@ absl::StatusOr<MessageSocket::Received> MessageSocket::Receive() const {
   if (taken.size == 0) {
     // Where Linux finds no message yet, and then that the other end is closed, it returns the end,
     // although a last message has come in between. A second look finds that message.
+    CloseAtOnce(std::move(taken.descriptors));
     taken = Take(fd_.get(), &received.bytes, MSG_DONTWAIT);
   }
   if (taken.size < 0 && taken.error != ECONNRESET) {
     return absl::ErrnoToStatus(taken.error, "recvmsg");
   }
-  if (taken.cut) return absl::InternalError("a message was cut");
   // No bytes mean the end: every message has at least an id.
   received.end = taken.size <= 0;
+  const bool too_large = taken.cut || taken.descriptors.size() > kMaxDescriptors;
+  if (received.end || too_large) CloseAtOnce(std::exchange(taken.descriptors, {}));
+  if (too_large) return absl::InternalError("a message was cut, or has too many descriptors");
   received.bytes.resize(taken.size > 0 ? static_cast<std::size_t>(taken.size) : 0);
   received.descriptors = std::move(taken.descriptors);
   return received;

@@ -28,6 +28,9 @@ class MessageSocket {
   explicit MessageSocket(UniqueFd fd) : fd_(std::move(fd)) {}
   static absl::StatusOr<std::pair<MessageSocket, MessageSocket>> Pair();
 
+  // This end expects no descriptors. Since Linux 6.16 the other end cannot send any.
+  void ExpectNoDescriptors() const;
+
   int fd() const { return fd_.get(); }
   UniqueFd Release() { return std::move(fd_); }
 

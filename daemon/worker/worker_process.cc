@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/base/passed_descriptors.h"
 #include "daemon/base/thread.h"
 #include "daemon/worker/worker_error.h"
 #include "proto/gradsync/duration_text.h"
@@ -84,6 +85,7 @@ absl::StatusOr<std::unique_ptr<WorkerProcess>> WorkerProcess::Start(
     WorkerProcessOptions options, std::function<void(const absl::Status&)> ended) {
   auto pair = MessageSocket::Pair();
   if (!pair.ok()) return pair.status();
+  if (!options.takes_descriptors) pair->first.ExpectNoDescriptors();
   UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake.valid()) return absl::ErrnoToStatus(errno, "eventfd");
   const auto pid = Spawn(options, pair->second.fd());
@@ -318,13 +320,17 @@ bool WorkerProcess::TakeReply() {
   auto received = socket_.Receive();
   if (!received.ok() || received->end) return false;
   Reply reply;
-  if (!reply.message.ParseFromString(received->bytes)) return false;
+  const bool parsed = reply.message.ParseFromString(received->bytes);
   // Only the memory of an arena is passed.
-  const std::size_t expected = reply.message.has_arena_added() ? 1 : 0;
+  const bool passes = options_.takes_descriptors && parsed && !reply.message.has_error() &&
+                      reply.message.has_arena_added();
+  const std::size_t expected = passes ? 1 : 0;
   if (received->descriptors.size() > expected) {
+    CloseAtOnce(std::move(received->descriptors));
     Kill(Lost("sent descriptors that its reply does not carry, and was killed"));
     return false;
   }
+  if (!parsed) return false;
   reply.descriptors = std::move(received->descriptors);
   if (reply.message.has_engine_event()) {
     {

@@ -44,6 +44,8 @@ struct WorkerProcessOptions {
   absl::Duration hang_limit = absl::Seconds(20);
   // How long a worker may take to finish its launches after Stop, before it is killed.
   absl::Duration stop_limit = absl::Seconds(5);
+  // False: no reply carries a descriptor, and the kernel refuses those that the process sends.
+  bool takes_descriptors = true;
   // Makes the error of a process that is lost. `how` follows a subject: "was killed by signal 9".
   std::function<absl::Status(absl::string_view how)> lost;  // default: WORKER_LOST
   // Called on the object's thread with each event that the process sends without a call. May be

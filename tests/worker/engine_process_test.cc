@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +18,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/base/error.h"
+#include "daemon/base/passed_descriptors.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/peer_tls_keys.h"
@@ -103,6 +105,19 @@ TEST(EngineProcess, ProcessThatBreaksTheProtocolIsKilled) {
     EXPECT_EQ(broadcast.Wait(), status);
     EXPECT_EQ(scripted.failures_, 1);
   }
+}
+
+// The thread that reads a descriptor also closes it, and that may take long.
+TEST(EngineProcess, ProcessCanPassNoDescriptors) {
+  const UniqueFd probe(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!RefuseDescriptors(probe.get())) GTEST_SKIP() << "before Linux 6.16";
+  ScriptedEngine scripted("passes descriptors");
+  ASSERT_TRUE(scripted.engine_.ok()) << scripted.engine_.status();
+  EngineBucket bucket(DataType::kFloat32, 1000, 0);
+  (*scripted.engine_)->Submit(bucket.exchange());
+  const auto status = bucket.Wait();
+  ASSERT_TRUE(status.has_value());
+  ExpectLost(*status, "exited with status 9");
 }
 
 TEST(EngineProcess, ProcessThatBreaksWhileNodesConnectIsAnError) {

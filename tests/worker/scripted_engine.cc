@@ -6,9 +6,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,6 +55,25 @@ void Act(const std::string& script, const worker::EngineExchange& exchange, cons
   lane.Ask(request);
 }
 
+// Whether the daemon's end of the socket lets a descriptor through.
+bool CanPassDescriptor(int socket) {
+  char byte = 'x';
+  iovec part{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  const int passed = STDERR_FILENO;
+  std::memcpy(CMSG_DATA(rights), &passed, sizeof(passed));
+  return sendmsg(socket, &message, MSG_NOSIGNAL) >= 0 || errno != EPERM;
+}
+
 // Whether the first of these files can never be executed.
 bool NeverExecuted(const std::vector<UniqueFd>& files, std::size_t first) {
   constexpr int kSealExec = 0x20;  // F_SEAL_EXEC: Debian 12's headers lack it
@@ -83,6 +104,9 @@ int Run(const std::string& script) {
         }
         reply.Clear();
       }
+    }
+    if (call.has_engine_exchange() && script == "passes descriptors") {
+      return CanPassDescriptor(kWorkerSocket) || CanPassDescriptor(descriptors.at(1).get()) ? 8 : 9;
     }
     if (call.has_engine_exchange() && script != "finishes early") {
       const UniqueFd fd(dup(descriptors.at(1).get()));
