@@ -289,32 +289,25 @@ absl::Status LayoutChannel::Abandon(std::uint32_t rank, std::uint64_t step,
 
 void LayoutChannel::RankReleased(std::uint32_t rank, std::uint64_t now_ns,
                                  DeferredActions* actions) {
+  if (!released_[rank]) ++released_ranks_;
   released_[rank] = true;
   released_ns_[rank] = now_ns;
   patience_ends_ns_ = now_ns + kReleasePatienceNs;
-  ReleaseUnusedMemory(actions);
+  ReleaseIfUnused(rank, actions);
 }
 
-void LayoutChannel::ReleaseUnusedMemory(DeferredActions* actions) {
-  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (released_[rank] && !step_.Has(rank) && early_.Count(rank) == 0) {
-      agreement_.ReleaseMemory(rank, actions);
-    }
+void LayoutChannel::ReleaseIfUnused(std::uint32_t rank, DeferredActions* actions) {
+  if (released_[rank] && !step_.Has(rank) && early_.Count(rank) == 0) {
+    agreement_.ReleaseMemory(rank, actions);
   }
 }
 
 bool LayoutChannel::ReleasedByAll() const {
-  if (step_.begun()) return false;
-  bool any = false;
-  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+  if (step_.begun() || !AnyHasReleased()) return false;
+  return !uses_.Any(members_->world_size(), [this](std::uint32_t rank) {
     const RankState state = (*members_)[rank].state;
-    if (released_[rank]) {
-      any = true;
-    } else if (TakesPart(state) || state == RankState::kStayed) {
-      return false;
-    }
-  }
-  return any;
+    return !released_[rank] && (TakesPart(state) || state == RankState::kStayed);
+  });
 }
 
 std::optional<std::uint32_t> LayoutChannel::AwaitedInVain() const {
@@ -483,7 +476,9 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
   }
   Finish(step_.why_void(), now_ns, actions);
   early_.HandleAll(*members_, now_ns, actions);
-  ReleaseUnusedMemory(actions);
+  for (std::uint32_t rank = 0; AnyHasReleased() && rank < members_->world_size(); ++rank) {
+    ReleaseIfUnused(rank, actions);
+  }
 }
 
 bool LayoutChannel::SignalLater(DeferredActions* actions) {
@@ -618,6 +613,7 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
   // replacement needs them.
   if (released_[rank] && now_ns < released_ns_[rank] + kReleasePatienceNs) {
     released_[rank] = false;
+    --released_ranks_;
     reductions_.Rebind();  // its memory was released
   }
   if (!step_.Ended(rank)) step_.Suspend(now_ns);

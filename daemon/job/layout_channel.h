@@ -99,6 +99,7 @@ class LayoutChannel {
   // released as soon as no reduction can touch it. A step that needs the rank is void after 5 s.
   void RankReleased(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
   bool released(std::uint32_t rank) const { return released_[rank]; }
+  bool AnyHasReleased() const { return released_ranks_ > 0; }
   // No step is running, and no rank that is in the job has the layout any more.
   bool ReleasedByAll() const;
   // The reducer has finished a bucket. Unless the reduction failed, the bucket's done words are
@@ -249,8 +250,8 @@ class LayoutChannel {
   void ReleaseLostMemory(DeferredActions* actions);
   void ReleaseCopies(DeferredActions* actions);
   void ForgetSignals(DeferredActions* actions);
-  // Releases the memory of ranks that have released the layout and are in no step.
-  void ReleaseUnusedMemory(DeferredActions* actions);
+  // Releases the rank's memory if it has released the layout and is in no step.
+  void ReleaseIfUnused(std::uint32_t rank, DeferredActions* actions);
 
   // Constant after construction.
   const LayoutPlan plan_;
@@ -276,6 +277,7 @@ class LayoutChannel {
   // By rank: the last step that it has ended. Steps between that one and step_ were void.
   std::vector<std::uint64_t> last_ended_;
   std::vector<bool> released_;              // by rank
+  std::uint32_t released_ranks_ = 0;        // how many of them are true
   std::vector<std::uint64_t> released_ns_;  // by rank: when it released the layout
   // By rank: the first step of its present session; kNoStep until a session that came after a loss
   // has its memory.
@@ -284,7 +286,8 @@ class LayoutChannel {
   // When the running step becomes void, if it waits for a rank that has released the layout.
   std::uint64_t patience_ends_ns_ = 0;
   LateNotice late_notice_;
-  RankSearch owes_end_;  // for a rank that has not ended step_
+  RankSearch owes_end_;      // for a rank that has not ended step_
+  mutable RankSearch uses_;  // for a rank that has not released the layout
 
   LayoutStats stats_;
   std::unique_ptr<StepTimeline> timeline_;  // never null

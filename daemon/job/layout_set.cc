@@ -406,9 +406,7 @@ void LayoutSet::DropReleased(DeferredActions* actions) {
       it = layouts_.erase(it);
       continue;
     }
-    for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-      any_released_ = any_released_ || it->second->released(rank);
-    }
+    any_released_ = any_released_ || it->second->AnyHasReleased();
     ++it;
   }
 }

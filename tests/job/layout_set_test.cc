@@ -90,6 +90,39 @@ TEST_F(LayoutSetTest, APlanThatTheRequestBringsIsNotMadeAgain) {
   EXPECT_EQ(ReasonOf(layouts_.Register(0, std::move(refused), &actions_).status()), "QUOTA");
 }
 
+// ---- Huge jobs
+
+using HugeLayoutSetTest = JobFixture;
+
+// DropReleased() comes after every message of the job. If each looked at all ranks, that would be
+// more than 1e11 looks.
+TEST_F(HugeLayoutSetTest, MessagesWhileRanksReleaseALayoutAreShort) {
+  constexpr std::uint32_t kRanks = 65'536;
+  constexpr int kMessages = 20;  // while one rank releases the layout
+  const JobTerms terms;
+  Membership members(kRanks);
+  LayoutSet layouts(terms, &members, /*max_buckets_per_layout=*/1, {}, {}, {});
+  const auto sink = std::make_shared<RecordingSink>();
+  std::uint32_t channel = 0;
+  DeferredActions actions;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    members.Join(rank, Incarnation(rank), sink, "");
+    const auto layout = layouts.Register(rank, Request(Spec(1)), &actions);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    channel = (*layout)->channel();
+  }
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ASSERT_TRUE(layouts.ArenaMapped(rank, channel, {}, &actions).ok());
+  }
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    ASSERT_NE(layouts.Find(channel), nullptr);
+    const absl::Status released = layouts.ReleaseLayout(rank, channel, /*now_ns=*/1, &actions);
+    ASSERT_TRUE(released.ok()) << released;
+    for (int i = 0; i < kMessages; ++i) layouts.DropReleased(&actions);
+  }
+  EXPECT_EQ(layouts.Find(channel), nullptr);
+}
+
 // ---- What a layout costs its user
 
 class ChargedLayoutSetTest : public LayoutSetTest {
