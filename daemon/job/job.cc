@@ -723,7 +723,11 @@ void Job::ListRanks(JobSnapshot* snapshot) const {
       snapshot->held_ranks.push_back(rank);
     }
     const bool former = member.sink == nullptr;
-    if (former && (member.node.empty() || snapshot->former_ranks.size() >= kListedRanks)) continue;
+    if (former && member.node.empty()) continue;
+    if (former && snapshot->former_ranks.size() >= kListedRanks) {
+      ++snapshot->former_ranks_unlisted;
+      continue;
+    }
     (former ? snapshot->former_ranks : snapshot->ranks)
         .push_back({rank, member.incarnation, member.state == RankState::kStayed,
                     member.state == RankState::kLoading, member.state == RankState::kHealing,

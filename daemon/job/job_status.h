@@ -54,6 +54,7 @@ struct JobSnapshot {
   std::vector<RankSnapshot> ranks;  // with a session now
   // With a session before, on another node: the lowest kListedRanks.
   std::vector<RankSnapshot> former_ranks;
+  std::uint32_t former_ranks_unlisted = 0;   // how many more there are
   std::vector<std::uint32_t> missing_ranks;  // have not joined: the lowest kListedRanks
   std::uint32_t missing_ranks_total = 0;     // also those that are not listed
   // Lost, and their replacements have not come. Not bounded: all had sessions at the same time.

@@ -94,6 +94,7 @@ void FillNodes(const JobSnapshot& job, const JobNodes& nodes, const std::string&
   for (const RankSnapshot& rank : job.former_ranks) {
     if (connected.count(rank.node) == 0) lost_ranks[rank.node].push_back(rank.rank);
   }
+  out->set_former_ranks_unlisted(job.former_ranks_unlisted);
   if (nodes.others.empty() && lost_ranks.empty()) return;
   v1::NodeStatus* const own = out->add_nodes();
   own->set_name(here);

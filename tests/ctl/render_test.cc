@@ -181,6 +181,19 @@ TEST(RenderStatusTest, SaysHowManyMoreRanksAreMissing) {
   EXPECT_THAT(text, HasSubstr("1-1024, 64511 more  ranks 1-1024, 64511 more to join\n")) << text;
 }
 
+TEST(RenderStatusTest, SaysThatNodesThatAreGoneMayNotBeListed) {
+  v1::GetStatusResponse status = EmptyStatus();
+  v1::JobStatus* const job = status.add_jobs();
+  job->set_job_id("wide");
+  job->add_nodes()->set_name("beta");
+  EXPECT_THAT(RenderStatus(status, false, Length::kShort), Not(HasSubstr("no session now")));
+  job->set_former_ranks_unlisted(76);
+  EXPECT_THAT(
+      RenderStatus(status, false, Length::kShort),
+      HasSubstr("\n  wide: 76 more ranks have no session now. If their nodes are GONE, they "
+                "may not be listed\n"));
+}
+
 TEST(RenderStatusTest, NamesTheFirstOfManyRangesOfMissingRanks) {
   v1::GetStatusResponse status = EmptyStatus();
   v1::JobStatus* const job = status.add_jobs();

@@ -57,6 +57,7 @@ TEST_F(SnapshotTest, ListsTheLowestFormerRanksOfOtherNodes) {
   EXPECT_EQ(snapshot.former_ranks.front().rank, 1u) << "rank 0 was on this node";
   EXPECT_EQ(snapshot.former_ranks.back().rank, kListedRanks);
   EXPECT_EQ(snapshot.former_ranks.back().node, "beta");
+  EXPECT_EQ(snapshot.former_ranks_unlisted, 4u);
 }
 
 }  // namespace

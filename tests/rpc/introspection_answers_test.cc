@@ -248,6 +248,30 @@ TEST_F(IntrospectionTest, ListsTheLowestMissingRanksAndCountsAll) {
   EXPECT_LT(job.ByteSizeLong(), 4096u);
 }
 
+TEST_F(IntrospectionTest, CountsTheFormerRanksThatItDoesNotList) {
+  constexpr std::uint32_t kRanks = 1030;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    const std::uint64_t incarnation = 100 + rank;
+    const auto job = jobs_.Join({kTenant, "wide", ""}, rank, kRanks, {}, incarnation,
+                                std::make_shared<RecordingSink>(), rank == 0 ? "" : "beta");
+    ASSERT_TRUE(job.ok()) << job.status();
+    if (rank == 0) continue;  // so that the job goes on
+    ASSERT_TRUE((*job)->Leave({rank, incarnation}, /*exit=*/true).ok());
+  }
+  FakeNodes nodes({});
+  IntrospectionContext context = Context();
+  context.nodes = &nodes;
+  v1::GetStatusRequest request;
+  request.set_job_id("wide");
+  const v1::GetStatusResponse status =
+      IntrospectionAnswers(context).Status(Process(0, kNode), request);
+  ASSERT_EQ(status.jobs_size(), 1);
+  ASSERT_EQ(status.jobs(0).nodes_size(), 2);
+  EXPECT_EQ(status.jobs(0).nodes(1).name(), "beta");
+  EXPECT_EQ(status.jobs(0).nodes(1).ranks_size(), 1024);
+  EXPECT_EQ(status.jobs(0).former_ranks_unlisted(), 5u);
+}
+
 // The source copies only those.
 TEST_F(IntrospectionTest, AsksForTheRemoteJobsThatTheAskerMaySee) {
   FakeNodes nodes({RemoteJob("far a", kTenant, sessions_of_test_[0].session->get()),

@@ -36,6 +36,10 @@ TextTable Nodes(const v1::GetStatusResponse& status) {
                : absl::StrCat(waiting.size() == 1 ? "rank " : "ranks ", FormatRanks(waiting))},
           node.connected() ? (waiting.empty() ? 0 : 1) : 2);
     }
+    if (job.former_ranks_unlisted() == 0) continue;
+    table.AddNote(absl::StrCat("  ", job.job_id(), ": ", job.former_ranks_unlisted(),
+                               " more ranks have no session now. If their nodes are GONE, they may "
+                               "not be listed"));
   }
   return table;
 }
