@@ -7,9 +7,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "tests/fault/raw_session.h"
@@ -421,6 +425,70 @@ TEST(Arena, CannotLosePagesBetweenTheMarksOfTwoRanks) {
     ASSERT_TRUE(done.has_value());
     EXPECT_EQ(done->step_done().verdict(), v1::VERDICT_COMPLETE);
   }
+}
+
+// ---- Staging memory
+
+v1::SessionRequest AllReduceOfTheFirstPage() {
+  return RequestWith([](v1::SessionRequest* request) {
+    request->mutable_all_reduce()->set_sequence(1);
+    request->mutable_all_reduce()->set_dtype(v1::DATA_TYPE_FLOAT32);
+    request->mutable_all_reduce()->set_count(1024);
+    request->mutable_all_reduce()->set_op(v1::REDUCE_OP_SUM);
+  });
+}
+
+// Opens a session of a job of one rank, and maps its staging memory. Null on failure.
+std::unique_ptr<RawMemory> OpenAndMapStaging(const TestDaemon& daemon, const std::string& job,
+                                             RawSession* rank) {
+  const auto opened = rank->Open(0, 1, job);
+  if (!opened.has_value()) return nullptr;
+  FdAnswer answer = AskSideSocket(daemon.side_socket(), FdRequestBytes(opened->staging_nonce()));
+  if (answer.descriptors.size() != 1) return nullptr;
+  return std::make_unique<RawMemory>(std::move(answer.descriptors[0]), opened->staging_bytes());
+}
+
+int PunchHole(const RawMemory& memory, std::size_t at, std::size_t bytes) {
+  return fallocate(memory.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+                   static_cast<off_t>(bytes));
+}
+
+// The operation would use the first page alone. The daemon would allocate the others in later ones.
+TEST(Staging, IsRefusedWhereverItHasAHole) {
+  constexpr std::size_t kPageBytes = 4096, kBytes = std::size_t{4} << 20;
+  const TestDaemon daemon({"--staging_bytes=4MiB"});
+  for (const std::size_t hole : {std::size_t{0}, kBytes / 2, kBytes - kPageBytes}) {
+    RawSession rank(daemon.socket());
+    const auto staging = OpenAndMapStaging(daemon, "job" + std::to_string(hole), &rank);
+    ASSERT_NE(staging, nullptr);
+    ASSERT_EQ(staging->size(), kBytes);
+    std::memset(staging->data(), 1, kBytes);
+    ASSERT_EQ(PunchHole(*staging, hole, kPageBytes), 0);
+    ASSERT_TRUE(staging->Seal());
+    const std::int64_t allocated = AllocatedBlocks(staging->fd());
+    ASSERT_TRUE(rank.Send(AllReduceOfTheFirstPage()));
+    const RawStatus end = rank.End();
+    EXPECT_EQ(end.code, kFailedPrecondition) << "hole at " << hole << ": " << end;
+    EXPECT_EQ(end.reason, "ARENA_NOT_POPULATED") << end;
+    EXPECT_NE(end.message.find("staging memory"), std::string::npos) << end;
+    EXPECT_EQ(AllocatedBlocks(staging->fd()), allocated) << "the daemon has allocated it";
+  }
+}
+
+TEST(Staging, CannotLosePagesOnceItIsInUse) {
+  const TestDaemon daemon({"--staging_bytes=4MiB"});
+  RawSession rank(daemon.socket());
+  const auto staging = OpenAndMapStaging(daemon, "job", &rank);
+  ASSERT_NE(staging, nullptr);
+  ASSERT_TRUE(staging->Populate());
+  ASSERT_TRUE(rank.Send(AllReduceOfTheFirstPage()));
+  ASSERT_TRUE(rank.Await(v1::SessionResponse::kOperationDone).has_value());
+  const std::int64_t allocated = AllocatedBlocks(staging->fd());
+  EXPECT_EQ(PunchHole(*staging, 0, staging->size()), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(madvise(staging->data(), staging->size(), MADV_REMOVE), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(AllocatedBlocks(staging->fd()), allocated);
 }
 
 TEST(Layout, IsRefusedIfMalformedAndTheSessionSurvives) {

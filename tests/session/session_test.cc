@@ -1,8 +1,13 @@
 #include "daemon/session/session.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/falloc.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -242,6 +247,25 @@ TEST_F(SessionTest, StagingMemoryMustBePopulated) {
   Populate(*opened->staging(), 4096);
   ExpectError(opened->Staging().status(), kPrecondition, "ARENA_NOT_POPULATED",
               {"rank 0", "staging memory", absl::StrCat("4096 of ", kStagingBytes, " bytes")});
+}
+
+// The daemon would allocate the missing page when an operation uses it, wherever it lies.
+TEST_F(SessionTest, StagingMemoryWithAHoleAnywhereIsRefused) {
+  constexpr std::uint64_t kPageBytes = 4096;
+  for (std::uint64_t hole = 0; hole < kStagingBytes; hole += kPageBytes) {
+    const Opened opened = Open(0, 1, Client(), absl::StrCat("run", hole));
+    const int memfd = opened->staging()->fd();
+    void* const mapped = mmap(nullptr, kStagingBytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+    ASSERT_NE(mapped, MAP_FAILED);
+    std::memset(mapped, 1, kStagingBytes);
+    munmap(mapped, kStagingBytes);
+    ASSERT_EQ(fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(hole),
+                        static_cast<off_t>(kPageBytes)),
+              0);
+    ASSERT_EQ(fcntl(memfd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+    ExpectError(opened->Staging().status(), kPrecondition, "ARENA_NOT_POPULATED",
+                {"rank 0", "staging memory", absl::StrCat("4096 of ", kStagingBytes, " bytes")});
+  }
 }
 
 TEST_F(SessionTest, StagingMemoryIsMappedOnce) {
