@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "daemon/base/fair_executor.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
+#include "gradsync/v1/gradsync.grpc.pb.h"
 #include "gradsync/v1/introspection.grpc.pb.h"
 #include "tests/attack/raw_http2.h"
 #include "tests/kit/child_process.h"
@@ -199,6 +201,77 @@ TEST_F(UserServersTest, StatusShowsTheConnectionAndTheCallOfItsAsker) {
   EXPECT_EQ(status.users(0).connections(), 1u);
   EXPECT_EQ(status.users(0).calls(), 1u);
   EXPECT_EQ(status.users(0).connections_refused(), 1u);
+}
+
+// ---- Streams that open no session
+
+// A stream of a trainer that says nothing.
+class SilentStream {
+ public:
+  // `stub` outlives it.
+  explicit SilentStream(v1::GradientSync::Stub* stub) {
+    context_.set_deadline(std::chrono::system_clock::now() +
+                          std::chrono::milliseconds(kPatienceMs));
+    stream_ = stub->Session(&context_);
+  }
+  ~SilentStream() {
+    context_.TryCancel();
+    if (!ended_) End();
+  }
+  SilentStream(const SilentStream&) = delete;
+  SilentStream& operator=(const SilentStream&) = delete;
+
+  // Says that nothing comes. CANCELLED, unless the server has refused the stream.
+  grpc::StatusCode Close() {
+    stream_->WritesDone();
+    return End();
+  }
+  // Waits until the server ends it.
+  grpc::StatusCode End() {
+    v1::SessionResponse response;
+    while (stream_->Read(&response)) {
+    }
+    ended_ = true;
+    return stream_->Finish().error_code();
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::SessionRequest, v1::SessionResponse>> stream_;
+  bool ended_ = false;
+};
+
+using SilentStreams = std::vector<std::unique_ptr<SilentStream>>;
+
+TEST_F(UserServersTest, StreamsThatOpenNoSessionEndAfterThirtySecondsAndLeaveTheirPlaces) {
+  constexpr std::uint64_t kOpenPatienceNs = 30 * kSecondNs;
+  const std::size_t most = 2 * Policy().quota_sessions_per_user;
+  const auto stub = v1::GradientSync::NewStub(
+      grpc::CreateInsecureChannelFromFd("test", Connect(kAlice).release()));
+  const auto open_most = [&] {
+    SilentStreams streams;
+    while (streams.size() < most) streams.push_back(std::make_unique<SilentStream>(stub.get()));
+    return streams;
+  };
+  // The server takes the streams of a connection in their order.
+  const SilentStreams streams = open_most();
+  EXPECT_EQ(SilentStream(stub.get()).Close(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+
+  clock_.Advance(kOpenPatienceNs);
+  servers_.Tick(clock_.NowNs());
+  EXPECT_EQ(SilentStream(stub.get()).Close(), grpc::StatusCode::RESOURCE_EXHAUSTED)
+      << "they still have time";
+  clock_.Advance(1);
+  servers_.Tick(clock_.NowNs());
+  for (const auto& stream : streams) EXPECT_EQ(stream->End(), grpc::StatusCode::CANCELLED);
+
+  // The server gives a place back a moment after the client learns of the end.
+  EXPECT_TRUE(Soon([&] {
+    const SilentStreams next = open_most();
+    return std::all_of(next.begin(), next.end(), [](const auto& stream) {
+      return stream->Close() == grpc::StatusCode::CANCELLED;
+    });
+  })) << "the user has all its places again";
 }
 
 // ---- Hand-overs
