@@ -213,6 +213,41 @@ TEST(Joining, StrangersRanksNeitherEndNorJoinAFormingJob) {
   ExpectAll(trainers, "step times=3");
 }
 
+// The two jobs have the same user, id and nodes. Their layouts differ, so no rank could join the
+// other job.
+TEST(Joining, TwoTokensAreTwoJobsAndOneOutlivesTheOther) {
+  NetworkedNodes nodes(2);
+  const Trainers red = nodes.Join("token=crimson");
+  const Trainers blue = nodes.Join("token=azure");
+  ExpectAll(red, "register buckets=2 count=1000");
+  ExpectAll(blue, "register buckets=3 count=500");
+  const auto begin = [](const Trainers& trainers) {
+    for (const auto& trainer : trainers) trainer->Begin("step times=10");
+  };
+  begin(red);
+  begin(blue);
+  for (const Trainers* trainers : {&red, &blue}) {
+    for (const auto& trainer : *trainers) {
+      const Reply reply = trainer->Result();
+      EXPECT_TRUE(reply.ok()) << reply;
+    }
+  }
+  EXPECT_EQ(nodes.daemon(0).Status().jobs_size(), 2);
+  EXPECT_EQ(nodes.daemon(1).Status().remote_jobs_size(), 2);
+
+  red[2]->Kill();  // on the second node
+  for (const std::uint32_t rank : {0, 1, 3}) {
+    const Reply reply = red[rank]->Do("step");
+    EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
+  }
+  ExpectAll(blue, "step times=10");
+  // The next run of the red job, whose rank 0 is the coordinator's, ends nothing either.
+  const Trainers again = nodes.Join("token=crimson");
+  ExpectAll(again, "register buckets=2 count=1000");
+  ExpectAll(again, "step times=2");
+  ExpectAll(blue, "step times=10");
+}
+
 TEST(Joining, TokenOfAnEndedRunNoLongerCounts) {
   NetworkedNodes nodes(2);
   const auto make_ranks = [&nodes](const std::string& token,
