@@ -10,10 +10,8 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "gradsync/v1/introspection.grpc.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "tests/attack/neighbours.h"
@@ -29,59 +27,12 @@ using grpc::health::v1::Health;
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
 
-// As long as a probe waits.
-constexpr std::chrono::seconds kProbe(5 * kScale);
+// An ordinary user without a job.
+constexpr uid_t kAsker = 34567;
 
-// Asks on a connection of its own, as root.
-class Asker {
- public:
-  explicit Asker(const TestDaemon& daemon) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel_ = grpc::CreateCustomChannel("unix:" + daemon.socket(),
-                                         grpc::InsecureChannelCredentials(), arguments);
-  }
-
-  grpc::Status Check() {
-    HealthCheckResponse response;
-    const grpc::Status status =
-        Call(Health::NewStub(channel_), &Health::Stub::Check, HealthCheckRequest(), &response);
-    EXPECT_TRUE(!status.ok() || response.status() == HealthCheckResponse::SERVING);
-    return status;
-  }
-  grpc::Status Status() {
-    v1::GetStatusResponse response;
-    return Call(v1::Introspection::NewStub(channel_), &v1::Introspection::Stub::GetStatus,
-                v1::GetStatusRequest(), &response);
-  }
-  grpc::Status Stats() {
-    v1::GetStatsResponse response;
-    return Call(v1::Introspection::NewStub(channel_), &v1::Introspection::Stub::GetStats,
-                v1::GetStatsRequest(), &response);
-  }
-
- private:
-  template <class Stub, class Method, class Request, class Response>
-  static grpc::Status Call(const Stub& stub, Method method, const Request& request,
-                           Response* response) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kProbe);
-    context.set_wait_for_ready(true);
-    return (stub.get()->*method)(&context, request, response);
-  }
-
-  std::shared_ptr<grpc::Channel> channel_;
-};
-
-void ExpectAnswers(const TestDaemon& daemon) {
-  for (int i = 0; i < 10; ++i) {
-    Asker asker(daemon);
-    for (const auto& [what, status] : std::vector<std::pair<const char*, grpc::Status>>{
-             {"health", asker.Check()}, {"status", asker.Status()}, {"stats", asker.Stats()}}) {
-      EXPECT_TRUE(status.ok()) << what << ": " << status.error_message();
-    }
-    if (testing::Test::HasFailure()) return;
-  }
+// This user asks everything that can be asked, again and again.
+void ExpectAnswers(const TestDaemon& daemon, uid_t user = geteuid()) {
+  EXPECT_EQ(Ask(daemon, user), "ANSWERED") << "user " << user;
 }
 
 struct Case {
@@ -108,6 +59,7 @@ TEST_P(Asking, NeverFails) {
     ASSERT_TRUE(attackers.back()->ready());
   }
   ExpectAnswers(daemon);
+  ExpectAnswers(daemon, kAsker);
   const StepTimes attacked = job.Run(200);
   EXPECT_EQ(attacked.error, "");
   EXPECT_EQ(attacked.wrong, 0u);
@@ -131,15 +83,23 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The attacker's own user is not locked out either: a container's probe may have the trainers'
 // user.
-TEST(AskingAsTheAttacker, NeverFails) {
+class AskingAsTheAttacker : public testing::TestWithParam<uid_t> {};
+
+TEST_P(AskingAsTheAttacker, NeverFails) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   for (const char* attack : {"reflection_streams", "zero_window"}) {
     const TestDaemon daemon;
-    const Attacker attacker(daemon, attack, /*user=*/0);
+    LetEveryoneIn(daemon);
+    const Attacker attacker(daemon, attack, GetParam());
     ASSERT_TRUE(attacker.ready());
-    ExpectAnswers(daemon);
+    ExpectAnswers(daemon, GetParam());
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Of, AskingAsTheAttacker, testing::Values(uid_t{0}, kAttacker),
+                         [](const auto& user) {
+                           return user.param == 0 ? "Root" : "AnOrdinaryUser";
+                         });
 
 class Watcher {
  public:

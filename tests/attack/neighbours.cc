@@ -49,6 +49,13 @@ Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t us
   process_ = std::move(program.process);
 }
 
+std::string Ask(const TestDaemon& daemon, uid_t user) {
+  std::vector<std::string> arguments = {"tests/attack/asker", "--socket=" + daemon.socket()};
+  if (user != geteuid()) arguments.push_back("--uid=" + std::to_string(user));
+  const Program program(std::move(arguments));
+  return program.answers->Next(kPatienceMs).value_or("no answer");
+}
+
 InnocentJob::InnocentJob(const TestDaemon& daemon, const std::vector<std::string>& options,
                          uid_t user) {
   std::vector<std::string> arguments = {"tests/attack/innocent", "--socket=" + daemon.socket(),

@@ -1,4 +1,4 @@
-// An attacker and an innocent job of another user, as processes beside a daemon.
+// An attacker, an innocent job of another user and one who asks, as processes beside a daemon.
 
 #ifndef TESTS_ATTACK_NEIGHBOURS_H_
 #define TESTS_ATTACK_NEIGHBOURS_H_
@@ -34,6 +34,10 @@ class Attacker {
   std::unique_ptr<ChildProcess> process_;
   bool ready_ = false;
 };
+
+// Runs asker.cc as this user, which must be the test's own unless that is root. Returns what it
+// says: "ANSWERED", unless a question failed.
+std::string Ask(const TestDaemon& daemon, uid_t user);
 
 // What innocent.cc measures.
 struct StepTimes {
