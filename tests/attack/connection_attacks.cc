@@ -11,9 +11,12 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <iostream>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gradsync/shared_memory.h"
@@ -136,10 +139,47 @@ void StatusFlood(const Target& target) {
   });
 }
 
-// More streams than an address may have that say nothing. Each says Hello, or nothing, and then no
-// more; again whenever the daemon has ended it.
-void PeerStreams(const Target& target, bool greet) {
-  OnThreads(84, [&](int thread, const Begun& begun) {
+// A connection to the peer port for several streams. Thread-safe.
+class PeerConnection {
+ public:
+  explicit PeerConnection(std::string peer) : peer_(std::move(peer)) {}
+  // Connects if there is no connection. Null: the daemon does not let it in.
+  std::shared_ptr<v1::Peer::Stub> Get() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stub_ == nullptr) {
+      const Descriptor fd = ConnectTcp(peer_, kOwnAddress);
+      if (fd.get() < 0) return nullptr;
+      stub_ = v1::Peer::NewStub(grpc::CreateInsecureChannelFromFd("peer", dup(fd.get())));
+    }
+    return stub_;
+  }
+  // This connection has ended. Does nothing if there is a newer one.
+  void Ended(const std::shared_ptr<v1::Peer::Stub>& stub) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stub_ == stub) stub_ = nullptr;
+  }
+
+ private:
+  const std::string peer_;
+  std::mutex mutex_;
+  std::shared_ptr<v1::Peer::Stub> stub_;
+};
+
+struct PeerStreamCounts {
+  int streams;  // more than an address may have
+  int per_connection;
+  std::chrono::milliseconds pause;  // the pace of the attack: after the end of a stream
+};
+
+// Opens streams that say Hello, or nothing, and then no more; again whenever the daemon has ended
+// one. Prints READY when the daemon has refused one because there are too many.
+void PeerStreams(const Target& target, bool greet, const PeerStreamCounts& counts) {
+  std::deque<PeerConnection> connections;
+  for (int i = 0; i < counts.streams; i += counts.per_connection) {
+    connections.emplace_back(target.peer);
+  }
+  std::once_flag full;
+  OnThreads(counts.streams, [&](int thread, const Begun&) {
     v1::AttachRequest message;
     v1::Hello& hello = *message.mutable_hello();
     hello.set_protocol(1);
@@ -148,22 +188,27 @@ void PeerStreams(const Target& target, bool greet) {
     hello.set_uid(target.user);
     hello.set_job_id("attack" + std::to_string(thread));
     hello.set_staging_bytes(32u << 20);
+    PeerConnection& connection =
+        connections[static_cast<std::size_t>(thread / counts.per_connection)];
     for (;;) {
-      const Descriptor fd = ConnectTcp(target.peer, kOwnAddress);
-      if (fd.get() < 0) {
-        begun();
+      const auto stub = connection.Get();
+      if (stub == nullptr) {
         std::this_thread::sleep_for(kPace);
         continue;
       }
-      const auto stub = v1::Peer::NewStub(grpc::CreateInsecureChannelFromFd("peer", dup(fd.get())));
       grpc::ClientContext context;
       const auto stream = stub->Attach(&context);
       if (greet) stream->Write(message);
-      begun();
       v1::AttachResponse answer;
       while (stream->Read(&answer)) {
       }
-      stream->Finish();
+      const grpc::Status end = stream->Finish();
+      if (end.error_message().find("as many as one") != std::string::npos) {
+        std::call_once(full, [] { std::cout << "READY" << std::endl; });
+      }
+      const bool alone = counts.per_connection == 1;
+      if (alone || end.error_code() == grpc::StatusCode::UNAVAILABLE) connection.Ended(stub);
+      std::this_thread::sleep_for(counts.pause);
     }
   });
 }
@@ -284,9 +329,15 @@ Attacks ConnectionAttacks() {
       {"zero_window", {ZeroWindow}},
       {"status_flood", {StatusFlood}},
       {"peer_silent_streams",
-       {[](const Target& t) { PeerStreams(t, /*greet=*/false); }, kOnPeerPort}},
+       {[](const Target& t) {
+          PeerStreams(t, /*greet=*/false, {84, 1, std::chrono::milliseconds(0)});
+        },
+        kOnPeerPort}},
       {"peer_greeted_streams",
-       {[](const Target& t) { PeerStreams(t, /*greet=*/true); }, kOnPeerPort}},
+       {[](const Target& t) {
+          PeerStreams(t, /*greet=*/true, {276, 69, std::chrono::milliseconds(50)});
+        },
+        kOnPeerPort}},
       {"side_requests", {SideRequests}},
       {"reset_sessions", {[](const Target& t) { Reset(ToSocket(t), kSession); }}},
       {"reset_questions", {[](const Target& t) { Reset(ToSocket(t), kHealth); }}},
