@@ -40,10 +40,13 @@ void LetEveryoneIn(const TestDaemon& daemon) {
 }
 
 Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user,
-                   const std::string& peer, const std::string& other_socket) {
-  Program program({"tests/attack/attacker", "--attack=" + attack, "--socket=" + daemon.socket(),
-                   "--uid=" + std::to_string(user), "--peer=" + peer,
-                   "--other_socket=" + other_socket});
+                   const std::string& peer, const std::string& other_socket,
+                   const std::vector<std::string>& command_prefix) {
+  std::vector<std::string> arguments = command_prefix;
+  arguments.insert(arguments.end(), {"tests/attack/attacker", "--attack=" + attack,
+                                     "--socket=" + daemon.socket(), "--uid=" + std::to_string(user),
+                                     "--peer=" + peer, "--other_socket=" + other_socket});
+  Program program(std::move(arguments));
   ready_ = program.answers->Next(kPatienceMs) == "READY";
   lifeline_ = std::move(program.commands);
   process_ = std::move(program.process);

@@ -24,9 +24,11 @@ void LetEveryoneIn(const TestDaemon& daemon);
 class Attacker {
  public:
   // `peer`: where other nodes reach the daemon, for an attack that goes there. `other_socket`: of
-  // another node's daemon, for an attack across nodes.
+  // another node's daemon, for an attack across nodes. `command_prefix`: the words before its
+  // command.
   Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user = kAttacker,
-           const std::string& peer = "", const std::string& other_socket = "");
+           const std::string& peer = "", const std::string& other_socket = "",
+           const std::vector<std::string>& command_prefix = {});
   bool ready() const { return ready_; }
 
  private:

@@ -1,15 +1,18 @@
 // Attacks on the peer port, the side socket and shared memory: another user's jobs go on, on one
 // node and on two, and can begin. tools/soak also measures their steps. Runs outside Bazel's
-// sandbox: inside it root cannot become another user.
+// sandbox: inside it root cannot become another user, and cannot make cgroups.
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/attack/neighbours.h"
 #include "tests/fault/two_nodes.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/memory_cgroup.h"
 #include "tests/kit/test_daemon.h"
 
 namespace gradsync::attack {
@@ -48,6 +51,36 @@ INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
                                          "peer_silent_streams", "peer_greeted_streams",
                                          "side_connections", "side_requests", "punched_holes"),
                          [](const auto& one) { return one.param; });
+
+// The attacker has little memory, and the daemon may take little more than without the attack. So
+// it would end if it allocated the pages that the attacker has freed.
+TEST(Holes, AreNotFilledAtTheDaemonsExpense) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+  std::string why;
+  const auto attackers = MemoryCgroup::Make("attacker", &why);
+  if (attackers == nullptr) GTEST_SKIP() << why;
+  const auto daemons = MemoryCgroup::Make("daemon", &why);
+  if (daemons == nullptr) GTEST_SKIP() << why;
+  ASSERT_TRUE(attackers->Limit(23 * kMiB));
+  TestDaemon daemon({}, {}, daemons->CommandPrefix());
+  LetEveryoneIn(daemon);
+  InnocentJob job(daemon);
+  ASSERT_TRUE(job.ready());
+  ASSERT_EQ(job.Run(200).error, "") << "before the attack";
+  ASSERT_TRUE(daemons->Limit(daemons->Bytes() + 64 * kMiB));
+
+  const Attacker attacker(daemon, "kept_holes", kAttacker, "", "", attackers->CommandPrefix());
+  ASSERT_TRUE(attacker.ready()) << "the kernel has ended the daemon, or the attacker";
+  const StepTimes attacked = job.Run(500);
+  EXPECT_EQ(attacked.error, "");
+  EXPECT_EQ(attacked.wrong, 0u);
+  InnocentJob another(daemon, {"--job=another"});
+  EXPECT_TRUE(another.ready());
+  EXPECT_EQ(another.Run(20).error, "");
+  EXPECT_EQ(daemon.Stop(), 0) << "the kernel has ended it";
+}
 
 }  // namespace
 }  // namespace gradsync::attack

@@ -7,8 +7,10 @@
 #include <chrono>
 #include <cstdint>
 #include <iostream>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gradsync/client.h"
@@ -145,6 +147,12 @@ void Mapping(const Target& target) {
   });
 }
 
+// Fails if they are sealed.
+void FreePages(const fault::RawMemory& memory) {
+  fallocate(memory.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+            static_cast<off_t>(memory.size()));
+}
+
 // Frees the pages of its arena all the time, while it maps it, while the daemon checks it and in a
 // step. Begins again when the daemon has ended the session.
 void PunchedHoles(const Target& target) {
@@ -159,8 +167,7 @@ void PunchedHoles(const Target& target) {
     std::atomic<bool> punching{true};
     std::thread puncher([&] {
       while (punching) {
-        fallocate(arena->fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                  static_cast<off_t>(arena->size()));
+        FreePages(*arena);
       }
     });
     madvise(arena->data(), arena->size(), MADV_POPULATE_WRITE);
@@ -172,6 +179,72 @@ void PunchedHoles(const Target& target) {
     }
     punching = false;
     puncher.join();
+  });
+}
+
+// A job of two ranks whose arenas have no pages when their buckets are reduced: so the daemon would
+// allocate 4 MiB. The job keeps them.
+struct HoledJob {
+  std::unique_ptr<RawSession> sessions[2];
+  std::shared_ptr<fault::RawMemory> arenas[2];  // null: not mapped
+};
+
+// Runs a step of such a job. If `sealed`, its arenas never have more than one page; otherwise the
+// ranks free their pages when the daemon has accepted them. False: the daemon has refused the job.
+bool ReduceHoles(const Target& target, const std::string& name, bool sealed, HoledJob* job) {
+  const auto layout = RawSession::LayoutRequest(4, 128 << 10);  // 2 MiB
+  std::uint32_t channel = 0;
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    job->sessions[rank] = std::make_unique<RawSession>(target.socket);
+    if (!job->sessions[rank]->Open(rank, 2, name).has_value()) return false;
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    RawSession& session = *job->sessions[rank];
+    const auto assigned = session.Register(layout);
+    if (!assigned.has_value()) return false;
+    channel = assigned->channel();
+    const auto arena = session.Map(*assigned, target.side_socket, /*populate=*/false);
+    if (arena == nullptr || arena->data() == nullptr) return false;
+    job->arenas[rank] = arena;
+    session.semaphores()->Populate();
+    if (sealed) {
+      arena->data()[0] = 1;
+      arena->Seal();
+    } else {
+      madvise(arena->data(), arena->size(), MADV_POPULATE_WRITE);
+    }
+    if (!session.Mapped(channel)) return false;
+  }
+  for (const auto& session : job->sessions) {
+    if (!session->Await(v1::SessionResponse::kLayoutReady).has_value()) return false;
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    FreePages(*job->arenas[rank]);
+    if (!job->sessions[rank]->EndStep(channel, 1, /*ready_rest=*/true)) return false;
+  }
+  for (const auto& session : job->sessions) {
+    if (!session->Await(v1::SessionResponse::kStepDone).has_value()) return false;
+  }
+  return true;
+}
+
+// Begins such jobs, one after the other, and keeps those that the daemon does not refuse. So it
+// needs little memory itself.
+void KeptHoles(const Target& target) {
+  constexpr std::uint64_t kFullStrength = 60;  // jobs: 120 MiB if the daemon refuses half of them
+  OnThreads(1, [&](int, const Begun& begun) {
+    std::vector<HoledJob> kept;
+    for (std::uint64_t number = 1;; ++number) {
+      HoledJob job;
+      if (ReduceHoles(target, "kept" + std::to_string(number), number % 2 == 0, &job)) {
+        kept.push_back(std::move(job));
+      } else {
+        for (const auto& arena : job.arenas) {
+          if (arena != nullptr) FreePages(*arena);
+        }
+      }
+      if (number >= kFullStrength) begun();
+    }
   });
 }
 
@@ -285,6 +358,7 @@ Attacks SessionAttacks() {
       {"abandoned_steps", {AbandonedSteps}},
       {"short_timeouts", {ShortTimeouts}},
       {"punched_holes", {PunchedHoles}},
+      {"kept_holes", {KeptHoles}},
       {"worker_starts", {WorkerStarts}},
       {"steps_across", {StepsAcross, /*on_peer_port=*/false, /*across=*/true}},
       {"registrations_across", {RegistrationsAcross, /*on_peer_port=*/false, /*across=*/true}},
