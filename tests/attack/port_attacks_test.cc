@@ -1,6 +1,6 @@
-// Attacks on the peer port, the side socket and shared memory: another user's jobs go on, on one
-// node and on two, and can begin. tools/soak also measures their steps. Runs outside Bazel's
-// sandbox: inside it root cannot become another user, and cannot make cgroups.
+// Attacks on the peer port, the side socket and shared memory, and by a coordinator: another user's
+// jobs go on, on one node and on two, and can begin. tools/soak also measures their steps. Runs
+// outside Bazel's sandbox: inside it root cannot become another user, and cannot make cgroups.
 
 #include <unistd.h>
 
@@ -49,7 +49,9 @@ INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
                          testing::Values("peer_connections", "peer_reset_attach",
                                          "peer_reset_unknown", "peer_nothings",
                                          "peer_silent_streams", "peer_greeted_streams",
-                                         "side_connections", "side_requests", "punched_holes"),
+                                         "peer_pings", "peer_endless_messages",
+                                         "coordinator_engines", "side_connections", "side_requests",
+                                         "punched_holes"),
                          [](const auto& one) { return one.param; });
 
 // The attacker has little memory, and the daemon may take little more than without the attack. So
