@@ -14,10 +14,11 @@ FAST = Steps(p50_us=100, p99_us=200, max_us=9000, wrong=0)
 FOOTPRINT = Footprint(
     memory_kib=100_000, files=30, threads=20, mappings=500, processes=2, shared_files=3
 )
+FOOTPRINTS = {"attacked": FOOTPRINT, "other": FOOTPRINT}
 
 
 def under(steps, idle=IDLE):
-    return faults_of(Round("flood", {"small": idle}, {"small": steps}, FOOTPRINT))
+    return faults_of(Round("flood", {"small": idle}, {"small": steps}, FOOTPRINTS))
 
 
 def test_a_job_within_its_bounds_has_no_fault():
@@ -45,20 +46,26 @@ def test_a_fast_step_may_take_a_millisecond_longer():
 
 
 def test_what_was_wrong_with_the_attacker_is_a_fault():
-    one = Round("flood", {"small": IDLE}, {"small": IDLE}, FOOTPRINT, ("attack flood: why",))
+    one = Round("flood", {"small": IDLE}, {"small": IDLE}, FOOTPRINTS, ("attack flood: why",))
     assert faults_of(one) == ["attack flood: why"]
 
 
-def test_growth_is_known_when_attacks_have_run_twice():
+def test_growth_of_each_node_is_known_when_attacks_have_run_twice():
     larger = dataclasses.replace(FOOTPRINT, files=10**6)
-    rounds = [Round(name, {}, {}, FOOTPRINT) for name in "ab"] + [Round("a", {}, {}, larger)]
-    assert growth_of(rounds[:2], 2) == []
-    assert len(growth_of(rounds, 2)) == 1
+    for name in FOOTPRINTS:
+        rounds = [Round(attack, {}, {}, FOOTPRINTS) for attack in "ab"]
+        assert growth_of(rounds, 2) == []
+        rounds.append(Round("a", {}, {}, {**FOOTPRINTS, name: larger}))
+        (fault,) = growth_of(rounds, 2)
+        assert fault.startswith(f"node {name}: files has grown from 30 to")
 
 
-def test_a_line_has_each_job_and_the_footprint():
-    words = line_of(Round("flood", {"small": IDLE}, {"small": FAST}, FOOTPRINT), 12).split()
-    assert words == "12 flood 100 0.05 200 0.07 97.7 2 30 20 500".split()
+def test_a_line_has_each_job_and_the_footprints():
+    other = dataclasses.replace(FOOTPRINT, files=31)
+    footprints = {"attacked": FOOTPRINT, "other": other}
+    words = line_of(Round("flood", {"small": IDLE}, {"small": FAST}, footprints), 12).split()
+    nodes = "97.7 2 30 20 500 97.7 2 31 20 500"
+    assert words == f"12 flood 100 0.05 200 0.07 {nodes}".split()
 
 
 def attack(program):

@@ -53,7 +53,7 @@ is at its full strength:
   attacker  goes on until it is told to end, and exits with 0
 
 After each round, and once everything that the attacker made has ended, the processes, open files,
-threads, mappings and memory of the daemon and its engines are counted. Once every attack has run,
+threads, mappings and memory of each daemon and its engines are counted. Once every attack has run,
 none of these may grow until the end, beyond what gRPC's pools and malloc vary by.
 
 Run it as root: attackers and jobs have users of their own. Exit status: 0 all held; 1 something
@@ -92,6 +92,9 @@ _JOBS = {
     "across": _JobPlan(23458, ("--buckets=4", "--count=16384"), 500, across=True),
 }
 
+# Name and address of each node's daemon. All loopback addresses belong to this machine.
+_NODES = {"attacked": "127.0.0.1", "other": "127.0.0.2"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Round:
@@ -101,14 +104,14 @@ class Round:
       attack: its name.
       idle: each job's steps before it.
       attacked: each job's steps under it.
-      footprint: of the daemon and its engines after it.
+      footprints: of each node's daemon and its engines after it, by the node's name.
       failures: what was wrong with the attacker or the job that dies, as sentences.
     """
 
     attack: str
     idle: dict[str, Steps]
     attacked: dict[str, Steps]
-    footprint: Footprint
+    footprints: dict[str, Footprint]
     failures: tuple[str, ...] = ()
 
 
@@ -140,12 +143,13 @@ class Soak:
 
     def __init__(
         self,
-        daemon: StrangerDaemon,
-        other: StrangerDaemon,
+        nodes: dict[str, StrangerDaemon],
         programs: dict[str, str],
         seed: int,
     ) -> None:
-        self._daemon = daemon
+        self._nodes = nodes
+        daemon, other = nodes["attacked"], nodes["other"]
+        self._socket = daemon.socket
         self._innocent = programs["innocent"]
         self._random = random.Random(seed)
         self._progress = ProgressLine()
@@ -177,10 +181,11 @@ class Soak:
             failures += self._why_mortal_ended(attack)
         finally:
             failures += attacker.end()
-        return Round(attack, idle, attacked, self._daemon.settled(), tuple(failures))
+        footprints = {name: daemon.settled() for name, daemon in self._nodes.items()}
+        return Round(attack, idle, attacked, footprints, tuple(failures))
 
     def _job(self, uid: int, name: str, flags: tuple[str, ...]) -> InnocentJob:
-        return InnocentJob(self._innocent, self._daemon.socket, uid, name, flags)
+        return InnocentJob(self._innocent, self._socket, uid, name, flags)
 
     def _steps(self) -> dict[str, Steps]:
         # At the same time: the daemon has to serve all.
@@ -216,20 +221,23 @@ def line_of(one: Round, seconds: float) -> str:
         idle = one.idle[name]
         words.append(f"{steps.p50_us:10} {steps.p50_us / max(1, idle.p50_us):5.2f}")
         words.append(f"{steps.p99_us:7} {steps.p99_us / max(1, idle.p99_us):5.2f}")
-    now = one.footprint
-    words.append(f"{now.memory_kib / 1024:8.1f} {now.processes:6} {now.files:6}")
-    words.append(f"{now.threads:8} {now.mappings:9}")
+    for now in one.footprints.values():
+        words.append(f"{now.memory_kib / 1024:12.1f} {now.processes:6} {now.files:6}")
+        words.append(f"{now.threads:8} {now.mappings:9}")
     return " ".join(words)
 
 
 _LEGEND = f"""\
 Each job's steps under attack, in us. x: how many times as long as without it, at most
 {_MEDIAN_TIMES:g} (p50) and {_P99_TIMES:g} (p99), or {_MORE_US} us longer if that is more.
-Then the daemon and its engines after the attack."""
+Then each daemon and its engines after the attack."""
 _HEAD = (
     f"{'seconds':>7}  {'attack':22} "
     + " ".join(f"{name + ' p50':>10} {'x':>5} {'p99':>7} {'x':>5}" for name in _JOBS)
-    + f" {'MiB':>8} {'procs':>6} {'files':>6} {'threads':>8} {'mappings':>9}"
+    + "".join(
+        f" {name + ' MiB':>12} {'procs':>6} {'files':>6} {'threads':>8} {'mappings':>9}"
+        for name in _NODES
+    )
 )
 
 
@@ -247,12 +255,11 @@ def run(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradsync-")))
         folder.chmod(0o755)
-        # All loopback addresses belong to this machine.
-        daemon, other = (
-            stack.enter_context(StrangerDaemon(program, folder, name, address))
-            for name, address in (("attacked", "127.0.0.1"), ("other", "127.0.0.2"))
-        )
-        soak = Soak(daemon, other, programs, options.seed)
+        nodes = {
+            name: stack.enter_context(StrangerDaemon(program, folder, name, address))
+            for name, address in _NODES.items()
+        }
+        soak = Soak(nodes, programs, options.seed)
         stack.callback(soak.close)
         attacks = options.attacks or list(soak.attacks)
         unknown = [name for name in attacks if name not in soak.attacks]
@@ -267,7 +274,7 @@ def run(options: argparse.Namespace) -> int:
                 faults += faults_of(one)
         except (JobEnded, OSError) as ended:  # OSError: there is no daemon to count
             faults.append(str(ended))
-        faults += filter(None, (daemon.end(), other.end()))
+        faults += filter(None, (daemon.end() for daemon in nodes.values()))
     faults += growth_of(rounds, len(attacks))
     for fault in faults:
         print(f"DID NOT HOLD: {fault}")
@@ -285,7 +292,8 @@ def growth_of(rounds: Sequence[Round], attacks: int) -> list[str]:
     """What has grown since each attack has run once, as sentences."""
     if len(rounds) <= attacks:
         return []
-    return grown(rounds[attacks - 1].footprint, rounds[-1].footprint)
+    first, last = rounds[attacks - 1].footprints, rounds[-1].footprints
+    return [f"node {name}: {fault}" for name in first for fault in grown(first[name], last[name])]
 
 
 def content_of(rounds: Sequence[Round], faults: Sequence[str]) -> Any:
