@@ -4,12 +4,15 @@ tenants out of the rest."""
 import copy
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import unittest
 
 MANIFESTS = sorted(pathlib.Path("deploy/kubernetes").glob("*.yaml"))
 CHECK_OPTIONS = "tests/deploy/check_options"
+# Every option with its default.
+CONFIG = pathlib.Path("deploy/gradsyncd.textproto")
 # The oldest version with native sidecars by default, the oldest with admission policies by default,
 # and the newest that kubernetes-validate knows.
 VERSIONS = ["1.29", "1.30", "1.37"]
@@ -49,6 +52,12 @@ def find(items, name):
     matches = [item for item in items if item["name"] == name]
     assert len(matches) == 1, f"{name}: {matches}"
     return matches[0]
+
+
+def bytes_of(text):
+    """The bytes of "4GiB", as options have it, or "6Gi", as Kubernetes has it."""
+    number, unit = re.fullmatch(r"(\d+)([KMG])iB?", text).groups()
+    return int(number) << {"K": 10, "M": 20, "G": 30}[unit]
 
 
 class SchemaTest(unittest.TestCase):
@@ -152,6 +161,18 @@ class PodTest(unittest.TestCase):
         for spec in self.pods():
             for container in spec["containers"]:
                 self.assertIn("memory", container["resources"]["limits"])
+
+    def test_memory_is_enough_for_a_user_with_all_quotas(self):
+        # As "Sizing" in deploy/README.md says.
+        for _, daemon in self.daemons():
+            quotas = dict(re.findall(r'^(quota_\w+): "?(\w+)"?$', CONFIG.read_text(), re.MULTILINE))
+            quotas.update(re.findall(r"--(quota_\w+)=(\w+)", " ".join(daemon["args"])))
+            grpc = bytes_of("64MiB") + bytes_of("128KiB") * int(quotas["quota_sessions_per_user"])
+            least = bytes_of("320MiB") + grpc + bytes_of(quotas["quota_control_bytes_per_user"])
+            if "--peer_listen=" in " ".join(daemon["args"]):
+                least += 2 * bytes_of("608MiB") + bytes_of(quotas["quota_engine_bytes_per_user"])
+                least += bytes_of("64MiB") + bytes_of("128KiB") * int(quotas["quota_jobs_per_user"])
+            self.assertGreaterEqual(bytes_of(daemon["resources"]["limits"]["memory"]), least)
 
     def test_the_daemon_has_no_privileges(self):
         for spec, daemon in self.daemons():
