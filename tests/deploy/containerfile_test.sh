@@ -1,5 +1,6 @@
 #!/bin/bash
-# The image installs the Debian packages of the libraries that the two programs are linked with.
+# The image installs the Debian packages of the libraries that the two programs are linked with. Its
+# base images are named by digest.
 set -uo pipefail
 
 programs=(daemon/gradsyncd tools/gradsyncctl/gradsyncctl)
@@ -34,6 +35,13 @@ installed=$(sed -n '/apt-get install/,/&&/s/^ *\(lib[^ ]*\) \\$/\1/p' deploy/Con
 [[ $needed == *libgrpc++* ]] || fail 'found no libraries'
 difference=$(diff <(echo "$installed") <(echo "$needed")) ||
   fail "deploy/Containerfile (<) and what the programs need (>) differ: $difference"
+
+# A tag can name another image tomorrow.
+bases=$(sed -n 's/^FROM \([^ ]*\).*/\1/p' deploy/Containerfile)
+[[ $bases == *debian* ]] || fail 'found no base images'
+for base in $bases; do
+  [[ $base =~ ^[^:@]+@(sha256:[0-9a-f]{64}|\$\{[A-Z_]*DIGEST\})$ ]] || fail "$base has no digest"
+done
 
 ((failed)) || echo 'Containerfile: all well'
 exit "$failed"
