@@ -207,7 +207,9 @@ absl::Status EngineProcess::ServeStore() {
     for (const worker::EngineEvent& event : events) {
       if (absl::Status status = desk.Take(event); !status.ok()) return status;
     }
-    if (desk.full()) return Broken("asked for too much at once");
+    if (desk.refused()) {
+      return Broken("asked for too much: a value twice, too many values, or a long key");
+    }
     if (absl::Status cancelled = options_.store->Cancelled(); !cancelled.ok()) return cancelled;
     if (SteadyClock::now() > deadline) return Broken("neither connected nor failed in time");
     if (!desk.busy()) continue;

@@ -8,7 +8,12 @@ namespace gradsync::daemon {
 
 absl::Status StoreDesk::Take(const worker::EngineEvent& event) {
   if (event.has_set()) return store_->Set(event.set().key(), event.set().value());
-  wanted_.push_back(event.get());
+  const std::string& key = event.get();
+  if (key.size() > kMaxKeyBytes || asked_.size() >= kMaxKeys || !asked_.insert(key).second) {
+    refused_ = true;
+  } else {
+    wanted_.push_back(key);
+  }
   return absl::OkStatus();
 }
 

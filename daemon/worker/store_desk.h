@@ -5,30 +5,37 @@
 
 #include <cstddef>
 #include <deque>
+#include <set>
 #include <string>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "daemon/engine/engine_settings.h"
 #include "daemon/engine/rendezvous_store.h"
 #include "daemon/worker/worker.pb.h"
 
 namespace gradsync::daemon {
 
+// Each key is answered once, so that a process that reads no answer can make the daemon keep only a
+// few. A sound process asks for the key of each other node, once.
+//
 // Not thread-safe. `store` outlives it.
 class StoreDesk {
  public:
-  // The most keys that a process may want at a time.
-  static constexpr std::size_t kMaxKeys = 1024;
+  // The most keys that a process may ask for: one of each node.
+  static constexpr std::size_t kMaxKeys = kMaxEngineNodes;
+  static constexpr std::size_t kMaxKeyBytes = 128;  // a store takes no longer ones
 
   explicit StoreDesk(RendezvousStore* store) : store_(store) {}
 
-  // Stores a value, or notes a key that the process wants. Returns the store's errors.
+  // Stores a value, or notes a key that the process wants. Drops a key for which it must not ask:
+  // refused() is then true. Returns the store's errors.
   absl::Status Take(const worker::EngineEvent& event);
   // True if the process wants a key.
   bool busy() const { return !wanted_.empty(); }
-  // True if the process wants too many keys.
-  bool full() const { return wanted_.size() > kMaxKeys; }
+  // True if the process has asked for a key twice, for too many keys, or for one that is too long.
+  bool refused() const { return refused_; }
   // Waits for the value of one key for at most `patience`, and gives it to `answer`. Each call
   // looks for the next key, in turns. Requires busy(). OK if the store does not have the value yet;
   // otherwise the store's errors.
@@ -38,7 +45,9 @@ class StoreDesk {
 
  private:
   RendezvousStore* const store_;
+  std::set<std::string> asked_;  // all keys, also those that are answered
   std::deque<std::string> wanted_;
+  bool refused_ = false;
 };
 
 }  // namespace gradsync::daemon

@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -250,7 +251,7 @@ class Store {
         return Take(event);
       case 2:
         for (int more = reader->Byte(); more > 0; --more) {
-          event.set_get("k");
+          event.set_get("k" + std::to_string(gets_));
           Take(event);
         }
         return;
@@ -283,11 +284,21 @@ class Store {
       Expect(status.ok(), event.set().key(), event.set().value());
     } else {
       FUZZ_CHECK(status.ok());
-      wanted_.push_back(event.get());
-      ++gets_;
+      Ask(event.get());
     }
     FUZZ_CHECK(desk_.busy() == !wanted_.empty());
-    FUZZ_CHECK(desk_.full() == (wanted_.size() > StoreDesk::kMaxKeys));
+    FUZZ_CHECK(desk_.refused() == refused_);
+  }
+
+  // The process has asked for a key. It may ask for each key once.
+  void Ask(const std::string& key) {
+    const bool fits = key.size() <= StoreDesk::kMaxKeyBytes && gets_ < StoreDesk::kMaxKeys;
+    if (!fits || !asked_.insert(key).second) {
+      refused_ = true;
+      return;
+    }
+    wanted_.push_back(key);
+    ++gets_;
   }
 
   // A value was stored, or was not.
@@ -318,10 +329,12 @@ class Store {
   Rendezvous store_;
   StoreDesk desk_{&store_};
   std::map<std::string, std::string> values_;
+  std::set<std::string> asked_;
   std::deque<std::string> wanted_;
+  bool refused_ = false;
   bool cancelled_ = false;
-  int gets_ = 0;
-  int answers_ = 0;
+  std::size_t gets_ = 0;  // keys in asked_
+  std::size_t answers_ = 0;
 };
 
 }  // namespace

@@ -125,6 +125,14 @@ TEST(EngineProcess, ProcessThatBreaksWhileNodesConnectIsAnError) {
   ExpectLost(ScriptedEngine("asks for too many values").engine_.status(), "asked for too much");
 }
 
+// Otherwise a process that does not read could make the daemon keep answers without end.
+TEST(EngineProcess, ProcessGetsEachValueOnce) {
+  const ScriptedEngine once("asks for one value");
+  EXPECT_TRUE(once.engine_.ok()) << once.engine_.status();
+  ExpectLost(ScriptedEngine("asks for one value twice").engine_.status(),
+             "asked for too much: a value twice");
+}
+
 // With vm.memfd_noexec=2 the kernel makes no others.
 TEST(EngineProcess, ItsMemoryAndKeysCanNeverBeExecuted) {
   constexpr unsigned int kNoExecSeal = 0x8;  // MFD_NOEXEC_SEAL: Debian 12's headers lack it

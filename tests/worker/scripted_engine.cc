@@ -74,6 +74,23 @@ bool CanPassDescriptor(int socket) {
   return sendmsg(socket, &message, MSG_NOSIGNAL) >= 0 || errno != EPERM;
 }
 
+// Stores a value and asks for it until the daemon has sent it as often as this.
+void AskForOneValue(const MessageSocket& socket, int times) {
+  worker::Reply reply;
+  reply.mutable_engine_event()->mutable_set()->set_key("key");
+  reply.mutable_engine_event()->mutable_set()->set_value("value");
+  Reply(socket, reply);
+  for (int i = 0; i < times; ++i) {
+    reply.mutable_engine_event()->set_get("key");
+    Reply(socket, reply);
+    const auto received = socket.Receive();
+    worker::Call call;
+    if (!received.ok() || !call.ParseFromString(received->bytes) || !call.has_engine_value()) {
+      _exit(8);
+    }
+  }
+}
+
 // Whether the first of these files can never be executed.
 bool NeverExecuted(const std::vector<UniqueFd>& files, std::size_t first) {
   constexpr int kSealExec = 0x20;  // F_SEAL_EXEC: Debian 12's headers lack it
@@ -97,6 +114,8 @@ int Run(const std::string& script) {
       descriptors = std::move(received->descriptors);
       if (script == "dies while nodes connect") return 6;
       if (script == "checks its memory and keys" && !NeverExecuted(descriptors, 2)) return 7;
+      if (script == "asks for one value") AskForOneValue(socket, 1);
+      if (script == "asks for one value twice") AskForOneValue(socket, 2);
       if (script == "asks for too many values") {
         for (int i = 0; i < 5000; ++i) {
           reply.mutable_engine_event()->set_get("key" + std::to_string(i));
