@@ -191,6 +191,12 @@ absl::Status WorkerProcess::SendLocked(Outgoing outgoing) {
     const absl::Status status = Send(outgoing);
     if (!absl::IsResourceExhausted(status)) return status;
   }
+  outgoing.bytes = outgoing.call.SpaceUsedLong();
+  if (outgoing.bytes > options_.queue_limit_bytes - queued_bytes_) {
+    KillLocked(Lost("did not read the daemon's calls and was killed"));
+    return absl::OkStatus();  // its end answers the call
+  }
+  queued_bytes_ += outgoing.bytes;
   queue_.push_back(std::move(outgoing));
   Wake();
   return absl::OkStatus();
@@ -253,7 +259,10 @@ void WorkerProcess::Watch() {
       break;  // it has ended, and all its replies are read
     }
     const MutexLock lock(&mutex_);
-    while (!queue_.empty() && !absl::IsResourceExhausted(Send(queue_.front()))) queue_.pop_front();
+    while (!queue_.empty() && !absl::IsResourceExhausted(Send(queue_.front()))) {
+      queued_bytes_ -= queue_.front().bytes;
+      queue_.pop_front();
+    }
     WatchLocked(MonotonicNowNs());
   }
   const std::string how = Reap();

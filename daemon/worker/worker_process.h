@@ -5,6 +5,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -46,6 +47,10 @@ struct WorkerProcessOptions {
   absl::Duration stop_limit = absl::Seconds(5);
   // False: no reply carries a descriptor, and the kernel refuses those that the process sends.
   bool takes_descriptors = true;
+  // The most memory of the calls that wait until the process reads. Beyond it the process is
+  // killed. One that reads stays far below: a step has at most 4,096 calls by default, of some 200
+  // bytes.
+  std::size_t queue_limit_bytes = std::size_t{64} << 20;
   // Makes the error of a process that is lost. `how` follows a subject: "was killed by signal 9".
   std::function<absl::Status(absl::string_view how)> lost;  // default: WORKER_LOST
   // Called on the object's thread with each event that the process sends without a call. May be
@@ -93,6 +98,7 @@ class WorkerProcess final : public WorkerPort {
   struct Outgoing {
     worker::Call call;
     std::vector<UniqueFd> descriptors;
+    std::size_t bytes = 0;  // what it takes in memory; 0: it does not count
   };
 
   WorkerProcess(WorkerProcessOptions options, std::function<void(const absl::Status&)> ended,
@@ -130,7 +136,8 @@ class WorkerProcess final : public WorkerPort {
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, Answered> unanswered_ ABSL_GUARDED_BY(mutex_);  // by the call's id
   std::deque<Outgoing> queue_ ABSL_GUARDED_BY(mutex_);  // calls for which the socket had no room
-  bool starting_ ABSL_GUARDED_BY(mutex_) = true;        // no call has been answered yet
+  std::size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool starting_ ABSL_GUARDED_BY(mutex_) = true;  // no call has been answered yet
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool has_ended_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status why_

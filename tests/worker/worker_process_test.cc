@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,6 +53,13 @@ class WorkerProcessTest : public ::testing::Test {
   void Launch(Event* answered) {
     worker::Call call;
     call.mutable_launch();
+    Call(std::move(call), answered);
+  }
+
+  // A call of some 10 KB.
+  void LargeLaunch(Event* answered) {
+    worker::Call call;
+    for (int i = 0; i < 1000; ++i) call.mutable_launch()->add_arenas(~std::uint64_t{0});
     Call(std::move(call), answered);
   }
 
@@ -175,6 +183,40 @@ TEST_F(WorkerProcessTest, KillsAWorkerThatIsStopped) {
   Event answered;
   Launch(&answered);
   EXPECT_THAT(answered.Wait().value().message(), HasSubstr("no sign of life"));
+}
+
+// It may take long to answer, but the daemon does not keep calls for it without end.
+TEST_F(WorkerProcessTest, KillsAWorkerThatDoesNotRead) {
+  WorkerProcessOptions options;
+  options.hang_limit = absl::Hours(1);
+  options.start_limit = absl::Hours(1);
+  options.queue_limit_bytes = 64 << 10;
+  Start("", options);
+  EXPECT_TRUE(StartCall().ok());
+  kill(worker_->pid(), SIGSTOP);
+  // Together they take far more than a socket holds.
+  Event answers[2000];
+  for (Event& answered : answers) LargeLaunch(&answered);
+  for (Event& answered : answers) {
+    const auto why = answered.Wait();
+    ASSERT_TRUE(why.has_value());
+    EXPECT_EQ(DetailsOf(*why).reason, "WORKER_LOST");
+    ASSERT_THAT(why->message(), HasSubstr("did not read the daemon's calls"));
+  }
+}
+
+TEST_F(WorkerProcessTest, CallsThatTheWorkerHasReadDoNotCount) {
+  WorkerProcessOptions options;
+  options.queue_limit_bytes = 4 << 20;  // enough for the calls of one round, but not of all
+  Start("", options);
+  EXPECT_TRUE(StartCall().ok());
+  for (int round = 0; round < 4; ++round) {
+    kill(worker_->pid(), SIGSTOP);
+    Event answers[200];
+    for (Event& answered : answers) LargeLaunch(&answered);
+    kill(worker_->pid(), SIGCONT);
+    for (Event& answered : answers) EXPECT_EQ(answered.Wait(), absl::OkStatus());
+  }
 }
 
 TEST_F(WorkerProcessTest, WaitsForALaunchWhileTheWorkerAnswersPings) {
