@@ -44,13 +44,18 @@ struct NodeExchange::Running {
     exchange.done = [this, owner](const absl::Status& status) { owner->Finished(this, status); };
   }
 
-  // Adds up the chunks in their order, whatever order they arrived in.
-  GradientStats Stats() {
-    MutexLock lock(&mutex);
-    std::sort(parts.begin(), parts.end(),
+  // Adds up the chunks in their order, whatever order they arrived in. Frees their parts: a large
+  // bucket has many, and this object may serve small ones from now on.
+  GradientStats TakeStats() {
+    std::vector<std::pair<std::size_t, GradientStats>> taken;
+    {
+      MutexLock lock(&mutex);
+      taken.swap(parts);
+    }
+    std::sort(taken.begin(), taken.end(),
               [](const auto& a, const auto& b) { return a.first < b.first; });
     GradientStats stats;
-    for (const auto& [first, part] : parts) {
+    for (const auto& [first, part] : taken) {
       stats.sum_of_squares += part.sum_of_squares;
       stats.non_finite += part.non_finite;
     }
@@ -123,10 +128,6 @@ absl::Status NodeExchange::Submit(NodeWork work) {
     running = std::make_unique<Running>(this);
   }
   running->work = std::move(work);
-  {
-    MutexLock parts(&running->mutex);
-    running->parts.clear();
-  }
   if (engine_ == nullptr) {
     early_.push_back(std::move(running));
   } else {
@@ -165,7 +166,7 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
 }
 
 void NodeExchange::Finished(Running* running, const absl::Status& status) {
-  const GradientStats stats = running->Stats();
+  const GradientStats stats = running->TakeStats();
   auto done = std::move(running->work.done);
   std::vector<std::byte>().swap(running->scratch);  // large, and seldom needed again
   running->work = NodeWork{};
