@@ -39,13 +39,12 @@ absl::Status WithRank(const absl::Status& why, const std::string& job, std::uint
 
 Session::Session(SessionIdentity identity, const SessionLimits& limits,
                  std::shared_ptr<JobPort> job, std::shared_ptr<SessionSink> sink,
-                 std::shared_ptr<HostArena> staging, ArenaQuota::Reservation staging_reservation,
-                 ArenaQuota* quota, UserExecutor* executor, const GpuMemory& gpus)
+                 std::shared_ptr<HostArena> staging, ArenaQuota* quota, UserExecutor* executor,
+                 const GpuMemory& gpus)
     : identity_(std::move(identity)),
       limits_(limits),
       job_(std::move(job)),
       sink_(std::move(sink)),
-      staging_reservation_(std::move(staging_reservation)),
       staging_(std::move(staging)),
       quota_(quota),
       executor_(executor),

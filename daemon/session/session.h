@@ -62,9 +62,8 @@ struct GpuMemory {
 class Session : public std::enable_shared_from_this<Session> {
  public:
   Session(SessionIdentity identity, const SessionLimits& limits, std::shared_ptr<JobPort> job,
-          std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging,
-          ArenaQuota::Reservation staging_reservation, ArenaQuota* quota, UserExecutor* executor,
-          const GpuMemory& gpus);
+          std::shared_ptr<SessionSink> sink, std::shared_ptr<HostArena> staging, ArenaQuota* quota,
+          UserExecutor* executor, const GpuMemory& gpus);
 
   const SessionIdentity& identity() const { return identity_; }
   std::uint32_t rank() const { return identity_.rank; }
@@ -155,7 +154,6 @@ class Session : public std::enable_shared_from_this<Session> {
   const SessionLimits limits_;
   const std::shared_ptr<JobPort> job_;
   const std::shared_ptr<SessionSink> sink_;
-  const ArenaQuota::Reservation staging_reservation_;  // before `staging_`: outlives it
   const std::shared_ptr<HostArena> staging_;
   ArenaQuota* const quota_;
   UserExecutor* const executor_;

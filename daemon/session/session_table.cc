@@ -102,10 +102,16 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   }
   auto created = HostArena::Create("gradsync-staging", policy_.staging_bytes);
   if (!created.ok()) return refuse(created.status());
-  // The quota counts the descriptor as long as the memory is held.
+  // Shared, because a deleter is copied.
+  auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
+  // The quotas count the memory and its descriptor until the memory is freed. The job may hold it
+  // for longer than the session lives.
   HostArena* const arena = created->get();
-  const std::shared_ptr<HostArena> staging(
-      arena, [descriptor, held = *std::move(created)](HostArena*) mutable { held.reset(); });
+  const std::shared_ptr<HostArena> staging(arena, [descriptor, reserved = std::move(reserved),
+                                                   held = *std::move(created)](HostArena*) mutable {
+    held.reset();
+    reserved.reset();
+  });
   JoinRequest join;
   join.key = JobKey{process.uid, request.job_id, HashOf(request.token)};
   join.pod = process.place.pod;
@@ -119,11 +125,9 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   join.client = request.client;
   join.message = request.message;
   EndIfDead(join);
-  // Shared, because std::function copies its callback.
-  const auto reserved = std::make_shared<ArenaQuota::Reservation>(*std::move(reservation));
   finder_->Join(
       join, sink,
-      [this, process, join, sink, reserved, staging, hold = request.options.Holds(),
+      [this, process, join, sink, staging, hold = request.options.Holds(),
        opened = std::move(opened)](absl::StatusOr<Joined> joined) {
         const auto refuse = [&](const absl::Status& why) {
           Note(process, why);
@@ -134,7 +138,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
             SessionIdentity{process, join.incarnation, join.rank, join.client, clock_->NowNs(),
                             joined->generation, join.key.Text(), hold},
             SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session, descriptors_},
-            std::move(joined->job), sink, staging, std::move(*reserved), quota_, executor_, gpus_);
+            std::move(joined->job), sink, staging, quota_, executor_, gpus_);
         Note(process, session);
         opened(std::move(session));
       });

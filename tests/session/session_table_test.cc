@@ -277,6 +277,20 @@ TEST_F(SmallQuotaTest, StagingMemoryCountsTowardsTheArenaQuota) {
   EXPECT_TRUE(Open(1, 2, Client(kUser + 1)).session.ok());
 }
 
+// As in a job that another node coordinates: that node says when nothing touches the memory.
+TEST_F(SessionTableTest, StagingMemoryThatAJobKeepsIsCharged) {
+  Opened opened = Open(0, 1);
+  Populate(*opened->staging());
+  auto kept = opened->Staging();
+  ASSERT_TRUE(kept.ok()) << kept.status();
+  End(opened);
+  opened.session = absl::UnknownError("no reference any more");
+  executor_.RunAll();
+  EXPECT_EQ(quota_.total_bytes(), kStagingBytes);
+  kept = StagingMemory{};
+  EXPECT_EQ(quota_.total_bytes(), 0u);
+}
+
 TEST_F(SessionTableTest, StepTimeoutDefaultsToTheDaemons) {
   ASSERT_TRUE(Open(0).session.ok());
   OpenRequest request;
