@@ -505,11 +505,13 @@ bool CoordinatorLink::Drop(const std::string& why) {
 
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
   bool cancel = false, idle = false, up = false, probe = false, tell = false;
+  std::shared_ptr<ForwardingJob> unended;
   // Asked first: when it has been handled, heard_ns_ says so.
   const bool has_message = HasMessage();
   {
     MutexLock lock(&mutex_);
-    if (ticked_ns_ != 0 && now_ns > ticked_ns_ + kOwnStopNs) heard_ns_.store(now_ns);
+    const bool was_stopped = ticked_ns_ != 0 && now_ns > ticked_ns_ + kOwnStopNs;
+    if (was_stopped) heard_ns_.store(now_ns);
     ticked_ns_ = now_ns;
     up = state_ == State::kUp;
     const bool dialing = state_ == State::kDialing;
@@ -522,6 +524,10 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
       // A link whose job has never formed keeps no engine.
       const std::uint64_t idle_ns = engine_->engines_made() == 0 ? kUnusedNs : context_.idle_ns;
       idle = now_ns > idle_since_ns_ + idle_ns;
+      // The answer may be among the messages that wait here, and the coordinator waits for what it
+      // has launched here.
+      unended = ranks_.FindOverdueEnd(
+          now_ns, was_stopped || has_message || engine_->busy() || workers_->busy());
     }
     // While a message waits for its turn, no ping is read. The first one is the Welcome.
     tell = has_message && (up || dialing) && now_ns >= told_ns_ + kPingPeriodNs;
@@ -535,6 +541,10 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     v1::AttachRequest pong;
     pong.mutable_pong();
     Send(std::move(pong));
+  }
+  if (unended != nullptr) {
+    Break(absl::StrCat("it did not end the session of rank ", unended->rank(), " within ",
+                       ForwardingJob::kEndLimitNs / 1'000'000'000, " s after it was told to"));
   }
   if (idle) Drop("it was idle");
   if (up) workers_->Tick();

@@ -33,6 +33,15 @@ bool ForwardedRanks::InStep() const {
                      [](const auto& entry) { return entry.second->layouts().InStep(); });
 }
 
+std::shared_ptr<ForwardingJob> ForwardedRanks::FindOverdueEnd(std::uint64_t now_ns,
+                                                              bool excused) const {
+  std::shared_ptr<ForwardingJob> overdue;
+  for (const auto& [incarnation, rank] : ranks_) {
+    if (rank->EndIsOverdue(now_ns, excused)) overdue = rank;
+  }
+  return overdue;
+}
+
 std::shared_ptr<ForwardingJob> ForwardedRanks::Find(std::uint64_t incarnation) const {
   const auto found = ranks_.find(incarnation);
   return found == ranks_.end() ? nullptr : found->second;

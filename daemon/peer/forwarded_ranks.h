@@ -51,6 +51,9 @@ class ForwardedRanks {
   bool unused() const { return ranks_.empty() && joining_ == 0; }
   // A rank has begun a step whose verdict it does not know.
   bool InStep() const;
+  // A rank whose end the coordinator owes for too long, as in ForwardingJob::EndIsOverdue(). Null:
+  // there is none. Asks every rank.
+  std::shared_ptr<ForwardingJob> FindOverdueEnd(std::uint64_t now_ns, bool excused) const;
   // Null if there is none.
   std::shared_ptr<ForwardingJob> Find(std::uint64_t incarnation) const;
   // As AgentLayouts::BucketOf, of the rank that has the arena.

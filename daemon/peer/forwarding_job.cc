@@ -202,6 +202,13 @@ void ForwardingJob::End(const absl::Status& why) {
   sink->Flush();
 }
 
+bool ForwardingJob::EndIsOverdue(std::uint64_t now_ns, bool excused) {
+  MutexLock lock(&mutex_);
+  if (!end_sent_ || sink_ == nullptr) return false;
+  if (excused || end_owed_since_ns_ == 0) end_owed_since_ns_ = now_ns;
+  return now_ns > end_owed_since_ns_ + kEndLimitNs;
+}
+
 // ---- JobPort ------------------------------------------------------------------------------------
 
 void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registered answer) {

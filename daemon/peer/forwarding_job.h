@@ -25,6 +25,9 @@ namespace gradsync::daemon {
 // says that the session has ended: until then the coordinator may launch on it.
 class ForwardingJob final : public JobPort, public std::enable_shared_from_this<ForwardingJob> {
  public:
+  // A job's end waits for what is in flight. A sound coordinator is far faster.
+  static constexpr std::uint64_t kEndLimitNs = 30'000'000'000;
+
   struct Context {
     std::function<void(v1::AttachRequest)> send;
     UserExecutor* executor = nullptr;  // frees memory, and writes done words of void steps
@@ -50,6 +53,9 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // Lose() follows with the same status. If the coordinator first ends the rank because of another
   // rank's loss, `why` still counts.
   void WillBeLost(const absl::Status& why);
+  // True if the coordinator has been told of the rank's end, and has owed its answer for more than
+  // kEndLimitNs. Call it often. With `excused` it need not have answered yet: its time begins anew.
+  bool EndIsOverdue(std::uint64_t now_ns, bool excused);
   // The memory on which the coordinator launches, until End().
   AgentLayouts& layouts() { return *layouts_; }
 
@@ -97,6 +103,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
   RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
   bool end_sent_ ABSL_GUARDED_BY(mutex_) = false;  // RankEnded was sent
+  // Since when EndIsOverdue() has seen that the coordinator owes the end; 0: it has not.
+  std::uint64_t end_owed_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // Why the rank was lost here. The coordinator's reason may be another rank, lost with this one.
   absl::Status own_end_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id

@@ -21,6 +21,7 @@ namespace gradsync::daemon {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr std::uint64_t kIncarnation = 42;
 constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
@@ -137,6 +138,73 @@ TEST_F(CoordinatorLinkTest, AChannelThatIsNotFreeEndsTheLinkByName) {
   EXPECT_EQ(DetailsOf(ends[0].status).reason, "COORDINATOR_LOST");
   EXPECT_THAT(std::string(ends[0].status.message()),
               HasSubstr("known because it assigned channel 0 to a layout of rank 1, but"));
+}
+
+// The session of rank 1 ends. Rank 0 is on this node, too, and goes on.
+class EndingRankTest : public CoordinatorLinkTest {
+ protected:
+  EndingRankTest() {
+    JoinRequest join = JoinMessage();
+    join.rank = 0;
+    join.incarnation = kIncarnation + 1;
+    EXPECT_TRUE(link_->Join(join, other_, [](const auto&) {}));
+    v1::AttachResponse opened;
+    opened.mutable_rank_response()->set_incarnation(join.incarnation);
+    opened.mutable_rank_response()->mutable_response()->mutable_session_opened();
+    link_->OnMessage(opened);
+    rank_->Lose({1, kIncarnation}, absl::AbortedError("its process has ended"));
+  }
+
+  // The coordinator lives, and so does this daemon.
+  void TickFor(int seconds) {
+    v1::AttachResponse ping;
+    ping.mutable_ping();
+    for (int i = 0; i < seconds; ++i) {
+      clock_.Advance(kSecondNs);
+      link_->OnMessage(ping);
+      link_->Tick(clock_.NowNs());
+    }
+  }
+  // Ends the stream, and returns what rank 0 is told.
+  std::string WhyTheLinkEnded() {
+    link_->OnEnd(absl::OkStatus());
+    const auto ends = other_->Of<SessionEndMessage>();
+    EXPECT_EQ(ends.size(), 1u);
+    return ends.empty() ? "" : std::string(ends[0].status.message());
+  }
+
+  static constexpr std::uint64_t kSecondNs = 1'000'000'000;
+  static constexpr char kTooLate[] = "it did not end the session of rank 1 within 30 s";
+  std::shared_ptr<RecordingSink> other_ = std::make_shared<RecordingSink>();
+};
+
+// Otherwise the rank's memory would be kept for as long as the coordinator likes.
+TEST_F(EndingRankTest, ACoordinatorThatDoesNotEndASessionEndsTheLinkByName) {
+  TickFor(32);
+  EXPECT_THAT(WhyTheLinkEnded(), HasSubstr(kTooLate));
+}
+
+TEST_F(EndingRankTest, TheCoordinatorHasTimeToEndASession) {
+  TickFor(30);
+  EXPECT_THAT(WhyTheLinkEnded(), Not(HasSubstr(kTooLate)));
+}
+
+TEST_F(EndingRankTest, ASessionThatTheCoordinatorHasEndedIsNoReason) {
+  TickFor(20);
+  v1::AttachResponse ending;
+  ending.mutable_rank_response()->set_incarnation(kIncarnation);
+  ending.mutable_rank_response()->mutable_response()->mutable_session_ending();
+  link_->OnMessage(ending);
+  EXPECT_EQ(sink_->Of<SessionEndMessage>().size(), 1u);
+  TickFor(60);
+  EXPECT_THAT(WhyTheLinkEnded(), Not(HasSubstr(kTooLate)));
+}
+
+TEST_F(EndingRankTest, ThisDaemonsOwnStopDoesNotCount) {
+  TickFor(20);
+  clock_.Advance(20 * kSecondNs);
+  TickFor(29);
+  EXPECT_THAT(WhyTheLinkEnded(), Not(HasSubstr(kTooLate)));
 }
 
 // Another user's status call copies nothing of this job.

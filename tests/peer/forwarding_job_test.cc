@@ -372,6 +372,25 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   EXPECT_EQ(ends[0].status.message(), "its process has ended");
 }
 
+TEST_F(ForwardingJobTest, KnowsWhenTheCoordinatorOwesTheRanksEnd) {
+  constexpr std::uint64_t kLimit = ForwardingJob::kEndLimitNs;
+  EXPECT_FALSE(job_->EndIsOverdue(1, /*excused=*/false));
+  std::uint64_t now = 2 * kLimit;
+  EXPECT_FALSE(job_->EndIsOverdue(now, /*excused=*/false)) << "the rank lives";
+  job_->Lose(job_->session(), absl::AbortedError("its process has ended"));
+  EXPECT_FALSE(job_->EndIsOverdue(now, /*excused=*/false));
+  EXPECT_FALSE(job_->EndIsOverdue(now + kLimit, /*excused=*/false));
+  EXPECT_TRUE(job_->EndIsOverdue(now + kLimit + 1, /*excused=*/false));
+  now += kLimit + 1;
+  EXPECT_FALSE(job_->EndIsOverdue(now, /*excused=*/true));
+  EXPECT_FALSE(job_->EndIsOverdue(now + kLimit, /*excused=*/false)) << "its time began anew";
+  EXPECT_TRUE(job_->EndIsOverdue(now + kLimit + 1, /*excused=*/false));
+  v1::SessionResponse ending;
+  *ending.mutable_session_ending()->mutable_status() = ToProto(absl::AbortedError("lost"));
+  EXPECT_TRUE(Take(ending));
+  EXPECT_FALSE(job_->EndIsOverdue(now + 2 * kLimit, /*excused=*/false));
+}
+
 // The message after which a stream ends waits, however much its trainer has left unread.
 TEST_F(ForwardingJobTest, ACoordinatorsErrorsAreClipped) {
   const google::rpc::Status why = ToProto(absl::AbortedError(std::string(1 << 20, 'x')));
