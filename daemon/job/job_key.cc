@@ -9,7 +9,7 @@ std::string JobKey::Text() const {
   std::string text = absl::StrCat(uid);
   // The hash comes before the id, because the id may contain any character.
   if (!token_hash.empty()) {
-    absl::StrAppend(&text, "+", absl::BytesToHexString(token_hash.substr(0, 8)));
+    absl::StrAppend(&text, "+", absl::BytesToHexString(token_hash));
   }
   return absl::StrCat(text, "/", job_id);
 }

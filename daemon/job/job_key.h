@@ -19,8 +19,8 @@ struct JobKey {
     return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
   }
 
-  // For logs and status; different for every key. Without a token: "1000/run". With a token, it
-  // includes the start of the token's hash: "1000+3fa90c21d47e6b58/run".
+  // Different for every key. Without a token: "1000/run". With a token, it has the token's whole
+  // hash: somebody can choose two tokens with hashes that begin alike.
   std::string Text() const;
 };
 

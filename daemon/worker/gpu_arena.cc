@@ -64,7 +64,10 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
               }
               if (!added.why_legacy().empty()) {
                 LogLimited(LogLevel::kWarning, "GPU memory is shared by a legacy handle",
-                           {{"job", key.job}, {"device", key.device}, {"why", added.why_legacy()}});
+                           {{"job", key.job_id},
+                            {"uid", key.user},
+                            {"device", key.device},
+                            {"why", added.why_legacy()}});
               }
               created(std::move(arena));
             });

@@ -60,7 +60,7 @@ struct WorkerSupervisorOptions {
 };
 
 struct WorkerKey {
-  std::string job;     // as the log names it
+  std::string job;     // JobKey::Text()
   std::string device;  // UUID
   // The job's user, and the pod of the rank that asks. Ranks of one job in several pods share a
   // worker. While it starts, it counts for the pod that had it started. Once it has ended, it is

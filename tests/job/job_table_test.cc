@@ -52,6 +52,14 @@ class ImmediateExecutor final : public UserExecutor {
   std::function<void()> before_;
 };
 
+// Schedulers and workers are found by this text.
+TEST(JobKeyTest, TextIsDifferentForEveryHash) {
+  const std::string begin(31, '\x5a');
+  EXPECT_NE(Key(1000, "run", begin + '\1').Text(), Key(1000, "run", begin + '\2').Text());
+  EXPECT_NE(Key(1000, "run", begin + '\1').Text(), Key(1000, "run").Text());
+  EXPECT_EQ(Key(1000, "run").Text(), "1000/run");
+}
+
 class JobTableTest : public testing::Test {
  protected:
   JobTableTest() : table_(Environment(), kQuota) {}
