@@ -56,7 +56,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
     Links crowd;
     {
       MutexLock lock(&mutex_);
-      here = here || selves_.count(text) > 0;
+      here = here || selves_.count({user, text}) > 0;
       if (!here && links_.count({text, request.key}) == 0) crowd = CrowdLocked(user);
       if (!here && crowd.empty()) {
         auto& slot = links_[{text, request.key}];
@@ -134,7 +134,7 @@ bool CoordinatorLinkTable::DropEnded() {
   for (auto it = links_.begin(); it != links_.end();) {
     if (it->second->is_self()) {
       if (selves_.size() >= kMaxSelves) selves_.clear();
-      selves_.insert(it->first.first);
+      selves_.insert({it->second->payer(), it->first.first});
     }
     it = it->second->is_self() || it->second->ended() ? links_.erase(it) : std::next(it);
   }

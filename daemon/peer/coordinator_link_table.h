@@ -52,8 +52,8 @@ class CoordinatorLinkTable {
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
             std::function<void(absl::StatusOr<Joined>)> joined);
 
-  // Forgets the links that have ended. Remembers at which addresses this daemon itself answered.
-  // Returns whether any link is left.
+  // Forgets the links that have ended. Remembers for each user at which addresses this daemon
+  // itself answered. Returns whether any link is left.
   bool DropEnded();
   void Tick(std::uint64_t now_ns);
 
@@ -88,7 +88,9 @@ class CoordinatorLinkTable {
       ABSL_GUARDED_BY(mutex_);
   // What gRPC may hold for all links of a user.
   std::map<Tenant, grpc::ResourceQuota> quotas_ ABSL_GUARDED_BY(mutex_);
-  std::set<std::string> selves_ ABSL_GUARDED_BY(mutex_);  // addresses of this daemon
+  // Addresses at which this daemon itself answers, each with the user whose link has found out. A
+  // user's coordinator may lie, so no other user relies on it.
+  std::set<std::pair<Tenant, std::string>> selves_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace gradsync::daemon

@@ -1,0 +1,165 @@
+// The links of several users to one coordinator, which the test plays. gRPC carries them.
+
+#include "daemon/peer/coordinator_link_table.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/base/executor.h"
+#include "daemon/base/fair_executor.h"
+#include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
+#include "daemon/job/job_port.h"
+#include "daemon/peer/peer_protocol.h"
+#include "daemon/peer/peer_turns.h"
+#include "daemon/rpc/completion_dispatcher.h"
+#include "gradsync/v1/peer.grpc.pb.h"
+#include "gtest/gtest.h"
+#include "tests/kit/deadline.h"
+#include "tests/kit/manual_clock.h"
+
+namespace gradsync::daemon {
+namespace {
+
+using Users = std::vector<uid_t>;
+
+constexpr uid_t kUser = 1000;
+constexpr uid_t kOther = 1001;
+
+// Answers each Hello with the instance of the daemon that dials: as if it were that daemon.
+class MirrorCoordinator final : public v1::Peer::Service {
+ public:
+  MirrorCoordinator() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  ~MirrorCoordinator() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
+  // For whom it was dialed, in order.
+  Users dialed() {
+    MutexLock lock(&mutex_);
+    return dialed_;
+  }
+
+ private:
+  using Stream = grpc::ServerReaderWriter<v1::AttachResponse, v1::AttachRequest>;
+
+  grpc::Status Attach(grpc::ServerContext* /*context*/, Stream* stream) override {
+    for (v1::AttachRequest message; stream->Read(&message);) {
+      if (!message.has_hello()) continue;
+      {
+        MutexLock lock(&mutex_);
+        dialed_.push_back(message.hello().uid());
+      }
+      v1::AttachResponse welcome;
+      welcome.mutable_welcome()->set_instance(message.hello().instance());
+      welcome.mutable_welcome()->set_node_name("mirror");
+      stream->Write(welcome);
+    }
+    return grpc::Status::OK;
+  }
+
+  int port_ = 0;
+  Mutex mutex_;
+  Users dialed_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<grpc::Server> server_;  // last
+};
+
+// This daemon's jobs: none.
+class NoJobs final : public JobFinder {
+ public:
+  void Join(const JoinRequest& /*request*/, std::shared_ptr<SessionSink> /*sink*/,
+            std::function<void(absl::StatusOr<Joined>)> joined) override {
+    joined(absl::NotFoundError("here"));
+  }
+};
+
+class CoordinatorLinkTableTest : public testing::Test {
+ protected:
+  void TearDown() override {
+    table_.Cancel();
+    EXPECT_TRUE(table_.streams().WaitForNone(std::chrono::steady_clock::now() +
+                                             std::chrono::milliseconds(kPatienceMs)));
+    queue_.Shutdown();
+    reads_.join();
+    executor_.reset();
+  }
+
+  CoordinatorLinkTable::Options Options() {
+    CoordinatorLinkTable::Options options;
+    options.link.instance = std::string(kInstanceBytes, 'b');
+    options.link.node_name = "beta";
+    options.link.turns = &turns_;
+    options.link.executor = executor_.get();
+    options.link.reaper = &reaper_;
+    options.link.clock = &clock_;
+    options.link.tls = true;  // otherwise the kernel is asked who answers
+    options.link.here = &here_;
+    options.quota_jobs_per_user = 4;
+    options.credentials = grpc::InsecureChannelCredentials();
+    options.queue = &queue_;
+    options.dialed = [] {};
+    return options;
+  }
+
+  // A rank of the user joins a job there. It ends up at this daemon, which has no such job.
+  void JoinOf(const Tenant& user) {
+    JoinRequest request;
+    request.key = JobKey{user.uid, "job", ""};
+    request.pod = user.pod;
+    request.world_size = 2;
+    request.coordinator = coordinator_.address();
+    const auto answer = std::make_shared<std::promise<absl::Status>>();
+    auto answered = answer->get_future();
+    table_.Join(request, nullptr,
+                [answer](const auto& joined) { answer->set_value(joined.status()); });
+    ASSERT_EQ(answered.wait_for(std::chrono::milliseconds(kPatienceMs)), std::future_status::ready);
+    EXPECT_EQ(answered.get(), absl::NotFoundError("here"));
+    table_.DropEnded();
+  }
+
+  MirrorCoordinator coordinator_;
+  ManualClock clock_;
+  NoJobs here_;
+  std::unique_ptr<FairExecutor> executor_ = std::make_unique<FairExecutor>(1);
+  PeerTurns turns_{&clock_, executor_.get()};
+  ConcurrentExecutor reaper_{1};
+  grpc::CompletionQueue queue_;
+  CoordinatorLinkTable table_{Options()};
+  std::thread reads_{[this] {
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) static_cast<Completion*>(tag)->Run(ok);
+  }};
+};
+
+TEST_F(CoordinatorLinkTableTest, ACoordinatorThatIsThisDaemonIsDialedOnce) {
+  JoinOf(Tenant(kUser));
+  JoinOf(Tenant(kUser));
+  EXPECT_EQ(coordinator_.dialed(), Users({kUser}));
+}
+
+// It may have lied to the first one.
+TEST_F(CoordinatorLinkTableTest, NoUserReliesOnWhatACoordinatorHasToldAnother) {
+  JoinOf(Tenant(kUser));
+  JoinOf(Tenant(kOther));
+  EXPECT_EQ(coordinator_.dialed(), Users({kUser, kOther}));
+  const Tenant pod(kUser, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60"));
+  JoinOf(pod);
+  EXPECT_EQ(coordinator_.dialed(), Users({kUser, kOther, kUser}));
+}
+
+}  // namespace
+}  // namespace gradsync::daemon
