@@ -75,9 +75,13 @@ void NodeGroup::AddRank(const std::shared_ptr<Job>& job, std::uint32_t rank,
                         const std::shared_ptr<NodeLink>& link, std::uint64_t incarnation) {
   job->UseNodeGroup(std::make_shared<JobReducer>(shared_from_this(), job.get()));
   MutexLock lock(&mutex_);
-  Entry& entry = jobs_[job.get()];
-  if (entry.job.lock() != job) entry = Entry{job, {}, {}};
-  entry.ranks[rank] = LinkedRank{link, incarnation};
+  Entry& entry = jobs_.try_emplace(job.get(), &rank_counts_).first->second;
+  if (entry.job.lock() != job) {
+    entry.job = job;
+    entry.ranks.Clear();
+    entry.failure = absl::OkStatus();
+  }
+  entry.ranks.Put(rank, LinkedRank{link, incarnation});
 }
 
 // ---- Launches
@@ -185,7 +189,7 @@ void NodeGroup::Run(Actions actions) {
 
 void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
   const auto found = jobs_.find(launches.job.get());
-  const Entry unknown;
+  const Entry unknown(&rank_counts_);
   const Entry& entry = found == jobs_.end() ? unknown : found->second;
   std::shared_ptr<EngineEpoch> epoch;  // nearly always one for all of them
   EngineEpoch::LaunchDone done;
@@ -193,11 +197,11 @@ void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
   for (ReduceOperation* const operation : launches.operations) {
     absl::Status why = WhyRefused(launches, entry);
     const bool like_before = whole != nullptr && whole->ranks == operation->ranks;
-    if (why.ok() && !like_before && !EngineEpoch::HasEveryRank(*operation, entry.ranks)) {
+    if (why.ok() && !like_before && !EngineEpoch::HasEveryRank(*operation, entry.ranks.all())) {
       // Its node is being lost, and the job with it.
       why = NodeIsBeingLost();
     } else if (why.ok() && (epoch == nullptr || !epoch->failure().ok())) {
-      epoch = EpochForLocked(LinksOf(entry.ranks), launches.job->identity().payer(), actions);
+      epoch = EpochForLocked(LinksOf(entry.ranks.all()), launches.job->identity().payer(), actions);
       if (epoch == nullptr) {
         why = NodeIsBeingLost();
       } else {
@@ -212,7 +216,7 @@ void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
     whole = operation;
     std::uint64_t number = 0;
     const absl::Status submitted =
-        epoch->Launch(operation, launches.job, entry.ranks, done, &number);
+        epoch->Launch(operation, launches.job, entry.ranks.all(), done, &number);
     if (!submitted.ok()) AnswerLocked(epoch, nullptr, number, {submitted, {}, false, {}}, actions);
   }
 }
@@ -316,7 +320,7 @@ void NodeGroup::FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl
   }
   for (auto& [raw, entry] : jobs_) {
     auto job = entry.job.lock();
-    const bool uses = failed.jobs.count(job) > 0 || LinksOf(entry.ranks) == epoch->links();
+    const bool uses = failed.jobs.count(job) > 0 || LinksOf(entry.ranks.all()) == epoch->links();
     if (job == nullptr || !uses) continue;
     // From now on: a launch of this job before its end would make the nodes connect once more.
     entry.failure = why;
@@ -350,11 +354,9 @@ void NodeGroup::CloseDetachingLocked(Actions* actions) {
 
 void NodeGroup::ForgetLocked(const NodeLink* link) {
   for (auto it = jobs_.begin(); it != jobs_.end();) {
-    LinkedRanks& ranks = it->second.ranks;
-    for (auto rank = ranks.begin(); rank != ranks.end();) {
-      rank = rank->second.link.get() == link ? ranks.erase(rank) : std::next(rank);
-    }
-    it = ranks.empty() ? jobs_.erase(it) : std::next(it);
+    CountedRanks& ranks = it->second.ranks;
+    ranks.Forget(link);
+    it = ranks.all().empty() ? jobs_.erase(it) : std::next(it);
   }
 }
 
@@ -430,7 +432,7 @@ void NodeGroup::Tick() {
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
       if (const auto one = formed.find(job); one != formed.end() && entry.failure.ok()) {
-        EpochForLocked(LinksOf(entry.ranks), one->second, &actions);
+        EpochForLocked(LinksOf(entry.ranks.all()), one->second, &actions);
       }
       it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
     }
@@ -450,12 +452,7 @@ void NodeGroup::Shutdown() {
 
 NodeGroup::Need NodeGroup::NeedOf(const NodeLink* link) {
   MutexLock lock(&mutex_);
-  for (const auto& [job, entry] : jobs_) {
-    const bool has_rank =
-        std::any_of(entry.ranks.begin(), entry.ranks.end(),
-                    [link](const auto& one) { return one.second.link.get() == link; });
-    if (has_rank) return Need::kRanks;
-  }
+  if (rank_counts_.Of(link) > 0) return Need::kRanks;
   return epochs_.EpochsOf(link).empty() ? Need::kNothing : Need::kEngine;
 }
 
@@ -474,13 +471,13 @@ JobNodes NodeGroup::NodesOf(const Job& job) {
   JobNodes nodes;
   const auto found = jobs_.find(&job);
   if (found == jobs_.end()) return nodes;
-  const NodeLinks links = LinksOf(found->second.ranks);
+  const NodeLinks links = LinksOf(found->second.ranks.all());
   for (const auto& link : links) {
     NodeSnapshot& node = nodes.others.emplace_back();
     node.name = link->node_name();
     node.address = link->address();
     node.heard_ns = link->heard_ns();
-    for (const auto& [rank, remote] : found->second.ranks) {
+    for (const auto& [rank, remote] : found->second.ranks.all()) {
       if (remote.link == link) node.ranks.push_back(rank);
     }
   }

@@ -25,6 +25,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/job/job.h"
+#include "daemon/peer/counted_ranks.h"
 #include "daemon/peer/engine_epoch.h"
 #include "daemon/peer/epoch_table.h"
 #include "daemon/peer/node_link.h"
@@ -84,8 +85,10 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   class JobReducer;
   // A job, and its ranks on other nodes.
   struct Entry {
+    explicit Entry(RankCounts* counts) : ranks(counts) {}
+
     std::weak_ptr<Job> job;
-    LinkedRanks ranks;
+    CountedRanks ranks;
     absl::Status failure;  // of its engine: the job is about to be ended
   };
   // The launches that one call has asked for, or a part of them.
@@ -156,6 +159,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   const NodeGroupEnvironment environment_;
 
   Mutex mutex_;
+  RankCounts rank_counts_ ABSL_GUARDED_BY(mutex_);  // of all jobs, so before them
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   EpochTable epochs_ ABSL_GUARDED_BY(mutex_);
   NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/counted_ranks.h"
 #include "daemon/peer/engine_epoch.h"
 #include "gtest/gtest.h"
 #include "tests/engine/event.h"
@@ -342,6 +344,50 @@ TEST_F(NodeGroupTest, ANodeIsNeededByItsJobAndThenByTheEngine) {
   EXPECT_EQ(node_group_->NeedOf(gamma_.get()), NodeGroup::Need::kEngine)
       << "the job may start again";
   EXPECT_EQ(node_group_->NeedOf(&stranger), NodeGroup::Need::kNothing);
+}
+
+TEST_F(NodeGroupTest, ANodeIsNotNeededForARankThatHasMoved) {
+  const auto delta = std::make_shared<RecordingLink>("delta");
+  node_group_->AddRank(job_, 2, delta, Incarnation(2));
+  EXPECT_EQ(node_group_->NeedOf(delta.get()), NodeGroup::Need::kRanks);
+  EXPECT_EQ(node_group_->NeedOf(gamma_.get()), NodeGroup::Need::kEngine);
+  node_group_->Lost(delta.get(), absl::UnavailableError("its stream has ended"));
+  EXPECT_EQ(node_group_->NeedOf(delta.get()), NodeGroup::Need::kNothing);
+}
+
+// Jobs come and end, and their ranks join, move and leave with their node.
+TEST(CountedRanksTest, ACountIsWhatAWalkOverAllRanksFinds) {
+  std::mt19937 random(1);
+  const auto below = [&random](std::uint32_t bound) { return random() % bound; };
+  std::vector<std::shared_ptr<RecordingLink>> links;
+  for (const char* const name : {"a", "b", "c"}) {
+    links.push_back(std::make_shared<RecordingLink>(name));
+  }
+  RankCounts counts;
+  std::vector<std::unique_ptr<CountedRanks>> jobs(3);
+  for (int change = 0; change < 5000; ++change) {
+    auto& job = jobs[below(3)];
+    if (job == nullptr) job = std::make_unique<CountedRanks>(&counts);
+    const auto& link = links[below(3)];
+    const std::uint32_t what = below(100);
+    if (what == 0) {
+      job = nullptr;
+    } else if (what == 1) {
+      job->Clear();
+    } else if (what < 8) {
+      job->Forget(link.get());
+    } else {
+      job->Put(below(20), {link, 1});
+    }
+    for (const auto& one : links) {
+      std::size_t found = 0;
+      for (const auto& walked : jobs) {
+        if (walked == nullptr) continue;
+        for (const auto& [rank, linked] : walked->all()) found += linked.link == one ? 1 : 0;
+      }
+      ASSERT_EQ(counts.Of(one.get()), found) << "after change " << change;
+    }
+  }
 }
 
 TEST_F(NodeGroupTest, DetachDuringALaunchWaitsForIt) {
