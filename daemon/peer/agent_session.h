@@ -34,6 +34,7 @@
 #include "daemon/peer/remote_worker.h"
 #include "daemon/peer/socket_table.h"
 #include "daemon/peer/stepped_charge.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/server_stream.h"
 #include "gradsync/v1/peer.pb.h"
@@ -59,6 +60,8 @@ struct AgentSessionContext {
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The CallerKey of a caller, from gRPC's name for it.
   std::function<CallerKey(const std::string& caller)> caller_key;
+  // What the streams of a caller's connection write, from gRPC's name for it. May return null.
+  std::function<std::shared_ptr<ClientInput>(const std::string& caller)> callers_input;
   // Finds the user of a connection without TLS, if the kernel does not name it (CanFindOwners()).
   SocketTable* sockets = nullptr;
   // The node group of a job key, or why this node has none.
@@ -122,6 +125,10 @@ class AgentSession final
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }
 
  private:
+  std::shared_ptr<ClientInput> CallersInput() const override {
+    return context_.callers_input ? context_.callers_input(caller()) : nullptr;
+  }
+
   // In this order. A session that is refused stays in its phase until the stream has ended.
   enum class Phase : unsigned char { kConnected, kSaidHello, kWelcomed, kDetaching };
 

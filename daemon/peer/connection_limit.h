@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -30,6 +31,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/engine/caller.h"
 #include "daemon/engine/socket_owner.h"
+#include "daemon/rpc/client_input.h"
 
 namespace gradsync::daemon {
 
@@ -81,11 +83,20 @@ class ConnectionLimit {
   // other ends of the connections that it has ended.
   std::vector<TcpEnd> EndSilent(const SilentBytes& most,
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
+  // Ends connections of which more than `most` bytes were read since the last call or message that
+  // a thread of the daemon got of them, or that have had a call with too long headers. Pauses their
+  // callers. Bytes that nobody has read yet do not count: this daemon may be busy. Looks only at
+  // connections that have such bytes, and so costs little. Returns the other ends of the
+  // connections that it has ended.
+  std::vector<TcpEnd> EndVain(std::uint64_t most);
   // Ends every connection, and refuses new ones.
   void EndAll();
   // The caller with an open connection from this port of an address, as above. nullopt: there is no
   // such connection.
   std::optional<CallerKey> CallerAt(const std::string& ip, std::uint16_t port);
+  // What the streams of the connection from this port of an address, as above, are to write. Null:
+  // there is no such connection.
+  std::shared_ptr<ClientInput> InputOf(const std::string& ip, std::uint16_t port);
   // The addresses on this side of the open connections from this port of an address, as above.
   std::vector<sockaddr_storage> OwnEnds(const std::string& ip, std::uint16_t port);
 
@@ -95,6 +106,9 @@ class ConnectionLimit {
     TcpEnd peer;
     std::uint64_t received = 0;  // bytes, at the last EndSilent()
     bool greeted = false;        // was in the set of an earlier EndSilent()
+    std::shared_ptr<ClientInput> input = std::make_shared<ClientInput>();
+    std::uint64_t calls = 0;  // and messages: of `input`, when EndVain() last found that it grew
+    std::uint64_t read = 0;   // bytes, at that time
   };
   // A connection that has brought something since the last EndSilent().
   struct Sender {
@@ -130,6 +144,8 @@ class ConnectionLimit {
   // Counts what its connections have brought.
   static std::vector<Sender> SendersOf(Caller* caller);
   static bool IsMuch(const std::vector<Sender>& senders, const SilentBytes& most);
+  // EndVain() is to end it.
+  static bool IsVain(Open* one, std::uint64_t most);
   void ForgetClosedLocked(Callers::value_type* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.
   void ForgetAllClosedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

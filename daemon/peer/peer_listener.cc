@@ -119,6 +119,11 @@ CallerKey PeerListener::CallerAt(absl::string_view address) {
   return open.value_or(CallerKey(end.ip, std::nullopt));
 }
 
+std::shared_ptr<ClientInput> PeerListener::InputOf(absl::string_view caller) {
+  const TcpEnd end = EndOfCaller(caller).value_or(TcpEnd{});
+  return limit_.InputOf(std::string(end.ip.begin(), end.ip.end()), end.port);
+}
+
 std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
   std::vector<TcpEnd> ends;
   const std::optional<TcpEnd> other = EndOfCaller(caller);

@@ -24,6 +24,7 @@
 #include "daemon/engine/socket_owner.h"
 #include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/session/descriptor_quota.h"
 
 namespace gradsync::daemon {
@@ -54,11 +55,15 @@ class PeerListener {
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted) {
     return limit_.EndSilent(most, greeted);
   }
+  // As ConnectionLimit::EndVain(). Thread-safe.
+  std::vector<TcpEnd> EndVain(std::uint64_t most) { return limit_.EndVain(most); }
   // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);
   // The CallerKey of a connection, from the address of its other end, as gRPC names it.
   // Thread-safe.
   CallerKey CallerAt(absl::string_view address);
+  // As ConnectionLimit::InputOf(), for a caller, as gRPC names it. Thread-safe.
+  std::shared_ptr<ClientInput> InputOf(absl::string_view caller);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller);
   // Accepts no more, and ends every connection. Idempotent.

@@ -30,6 +30,9 @@ constexpr int kIdleConnectionMs = 30'000;
 // A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
 // its length with a limit.
 constexpr ConnectionLimit::SilentBytes kMostSilentBytes = {128 << 10, 1 << 20};
+// So much may be read of a connection without a call or a message of it. An honest daemon's message
+// is short. But gRPC reads on while one waits for its turn: up to 16 MiB, mostly far less.
+constexpr std::uint64_t kMostVainBytes = 32 << 20;
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
 // gRPC reads a connection that it is given until there is nothing to read for a moment.
@@ -152,8 +155,19 @@ void PeerServer::EndSilentSenders() {
   }
 }
 
+void PeerServer::EndVain() {
+  for (const TcpEnd& end : listener_->EndVain(kMostVainBytes)) {
+    LogLimited(LogLevel::kWarning, "peer port: connection ended",
+               {{"address", end.Text()},
+                {"why",
+                 "its caller sends much, and no call or message comes of it, or a call has too "
+                 "long headers"}});
+  }
+}
+
 bool PeerServer::WatchCalls() {
   listener_->EndSlow(kConnectLimitNs);
+  EndVain();
   if (const std::uint64_t now_ns = MonotonicNowNs();
       now_ns >= looked_at_bytes_ns_ + kLookAtBytesNs) {
     looked_at_bytes_ns_ = now_ns;

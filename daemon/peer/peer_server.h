@@ -2,7 +2,8 @@
 //
 // gRPC bounds neither the calls that a client opens and resets at once (CVE-2023-44487), nor the
 // memory that they take. So a thread compares gRPC's counts every kWatchPeriod. If there are too
-// many, it ends the connections with the most open calls.
+// many, it ends the connections with the most open calls. Nor does gRPC bound the headers that it
+// keeps. So the thread also ends connections that bring bytes, but no call or message.
 
 #ifndef DAEMON_PEER_PEER_SERVER_H_
 #define DAEMON_PEER_PEER_SERVER_H_
@@ -27,6 +28,7 @@
 #include "daemon/peer/peer_listener.h"
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/call_limit.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_acceptor.h"
 #include "daemon/rpc/stream_count.h"
@@ -71,6 +73,10 @@ class PeerServer {
               std::function<void()> used = nullptr);
   // The CallerKey of a caller, from gRPC's name for it.
   CallerKey CallerAt(absl::string_view caller) { return listener_->CallerAt(caller); }
+  // What a caller's streams are to write. Null: its connection has ended.
+  std::shared_ptr<ClientInput> InputOf(absl::string_view caller) {
+    return listener_->InputOf(caller);
+  }
   // This process's ends of its connections with a caller, as gRPC names it.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller) { return listener_->OwnEnds(caller); }
   // The sessions that are open.
@@ -90,6 +96,8 @@ class PeerServer {
   void EndCaller(const std::string& caller);
   // Ends a caller's connections on which no stream has said Hello, if they send much.
   void EndSilentSenders();
+  // Ends connections of which much is read, but no call or message comes.
+  void EndVain();
   // If the caller of `newest` has too many streams that have said nothing, closes the oldest of
   // them.
   void CloseOldest(const AgentSession& newest);

@@ -194,6 +194,7 @@ class PeerService::Impl {
     context.tls = !options_.tls_certificate.empty();
     context.address_jobs = &address_jobs_;
     context.caller_key = [this](const std::string& caller) { return server_->CallerAt(caller); };
+    context.callers_input = [this](const std::string& caller) { return server_->InputOf(caller); };
     context.own_ends = [this](const std::string& caller) { return server_->OwnEnds(caller); };
     context.sockets = &sockets_;
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };

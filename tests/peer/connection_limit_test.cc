@@ -18,6 +18,8 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/local_address.h"
+#include "daemon/engine/socket_owner.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/session/descriptor_quota.h"
 #include "tests/kit/manual_clock.h"
 
@@ -452,6 +454,89 @@ TEST_F(SilentSenders, ConnectionWhoseStreamsHaveEndedMaySendALittle) {
     Send(daemon, kMuch);
     EXPECT_EQ(Look(), 0u);
   }
+}
+
+// What has been read of each connection, as gRPC reads it, and one byte more that has come.
+class VainSenders : public SilentSenders {
+ protected:
+  Sender ConnectWithAByte() {
+    Sender sender = Connect(kStranger);
+    EXPECT_EQ(send(sender.theirs.get(), "a", 1, 0), 1);
+    AwaitByte(sender);
+    return sender;
+  }
+  static void SendMore(const Sender& sender, std::size_t bytes) {
+    Send(sender, bytes);
+    AwaitByte(sender);
+  }
+  // As a stream does that gets a call or a message.
+  void Hear(const Sender& sender) { ++InputOf(sender)->received; }
+  std::shared_ptr<ClientInput> InputOf(const Sender& sender) {
+    const TcpEnd end = TcpEnd::Of(sender.peer);
+    return limit_.InputOf(std::string(end.ip.begin(), end.ip.end()), end.port);
+  }
+  std::size_t Look() { return limit_.EndVain(kMuch).size(); }
+
+ private:
+  static void AwaitByte(const Sender& sender) {
+    char byte = 0;
+    EXPECT_EQ(recv(sender.ours.get(), &byte, 1, MSG_PEEK), 1);
+  }
+};
+
+TEST_F(VainSenders, EndOnceMuchWasReadWithoutACallOrMessage) {
+  const Sender sender = ConnectWithAByte();
+  const Sender other = ConnectWithAByte();
+  SendMore(sender, kMuch);
+  SendMore(other, kMuch);
+  EXPECT_EQ(Look(), 0u) << "not more than it may";
+  SendMore(sender, 1);
+  EXPECT_EQ(Look(), 1u);
+  EXPECT_TRUE(Ended(sender));
+  EXPECT_FALSE(Ended(other));
+  EXPECT_EQ(Look(), 0u) << "it has ended already";
+  const absl::Status refused = limit_.Admit(other.ours.get(), Address("127.0.0.1", 1), [] {
+    return ConnectionLimit::Place{true, kStranger};
+  });
+  EXPECT_TRUE(absl::StrContains(refused.message(), "did harm")) << refused;
+}
+
+TEST_F(VainSenders, StayIfCallsOrMessagesCome) {
+  const Sender sender = ConnectWithAByte();
+  for (int message = 0; message < 5; ++message) {
+    SendMore(sender, 3 * kMuch);
+    Hear(sender);
+    EXPECT_EQ(Look(), 0u);
+  }
+  SendMore(sender, kMuch);
+  EXPECT_EQ(Look(), 0u);
+  SendMore(sender, 1);
+  EXPECT_EQ(Look(), 1u) << "the messages of earlier do not count for ever";
+}
+
+// gRPC's threads have other things to do.
+TEST_F(VainSenders, StayWhileNothingIsRead) {
+  const Sender sender = ConnectWithAByte();
+  const std::string data(5 * kMuch, 'a');
+  ASSERT_EQ(send(sender.theirs.get(), data.data(), data.size(), 0),
+            static_cast<ssize_t>(data.size()));
+  for (int look = 0; look < 100; ++look) EXPECT_EQ(Look(), 0u);
+}
+
+TEST_F(VainSenders, EndAfterACallWithTooLongHeaders) {
+  const Sender sender = Connect(kStranger);
+  InputOf(sender)->long_headers = true;
+  EXPECT_EQ(Look(), 1u);
+  EXPECT_TRUE(Ended(sender));
+}
+
+TEST_F(VainSenders, InputIsThatOfTheConnection) {
+  const Sender one = Connect(kStranger);
+  const Sender other = Connect(kStranger);
+  EXPECT_NE(InputOf(one), nullptr);
+  EXPECT_EQ(InputOf(one), InputOf(one));
+  EXPECT_NE(InputOf(one), InputOf(other));
+  EXPECT_EQ(limit_.InputOf("", 1), nullptr);
 }
 
 // gRPC names a caller by its address and port alone.

@@ -24,6 +24,7 @@
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/peer/peer_server.h"
 #include "daemon/peer/peer_turns.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_count.h"
 #include "gradsync/v1/peer.grpc.pb.h"
@@ -101,6 +102,9 @@ class AgentTurnsTest : public testing::Test {
 
   void SetUp() override {
     node_.context.turns = &peer_turns_;
+    node_.context.callers_input = [this](const std::string& caller) {
+      return server_->InputOf(caller);
+    };
     auto server = PeerServer::Listen({"127.0.0.1", 0, true}, grpc::InsecureServerCredentials());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -180,6 +184,17 @@ TEST_F(AgentTurnsTest, MessagesAreHandledInOrder) {
   EXPECT_EQ(StateOf(1), RankState::kAbsent);
   ASSERT_TRUE(turns_.Give(kUser));
   EXPECT_EQ(StateOf(1), RankState::kLive);
+}
+
+TEST_F(AgentTurnsTest, EachCallAndMessageIsCountedWhenItComes) {
+  Attach();
+  const std::string caller = server_->Sessions().at(0)->caller();
+  const auto input = server_->InputOf(caller);
+  ASSERT_NE(input, nullptr);
+  EXPECT_EQ(input->received.load(), 2u) << "the call and Hello";
+  Open(0);
+  EXPECT_TRUE(Soon([&] { return input->received.load() == 3; })) << "before its turn";
+  EXPECT_EQ(StateOf(0), RankState::kAbsent);
 }
 
 TEST_F(AgentTurnsTest, AnAgentIsNotSilentWhileItsMessageWaits) {
