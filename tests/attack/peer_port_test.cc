@@ -35,6 +35,7 @@
 #include "tests/kit/connect.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/process_memory.h"
+#include "tests/kit/soon.h"
 #include "tests/kit/test_daemon.h"
 
 namespace gradsync::attack {
@@ -317,6 +318,18 @@ TEST_F(PeerPort, StreamsOfOneAddressWithoutHelloAreFewAndEnd) {
 
 // ---- Streams with Hello
 
+v1::AttachRequest HelloOf(const std::string& job_id) {
+  v1::AttachRequest message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_protocol(1);
+  hello.set_instance(std::string(16, 'x'));
+  hello.set_node_name("attacker");
+  hello.set_uid(getuid());
+  hello.set_job_id(job_id);
+  hello.set_staging_bytes(32u << 20);
+  return message;
+}
+
 // Streams from one address that have said Hello, each for a job of its own. They answer no pings,
 // so they last a few seconds.
 class GreetedStreams {
@@ -342,15 +355,7 @@ class GreetedStreams {
     streams_.push_back(std::make_unique<Greeted>());
     Greeted& one = *streams_.back();
     one.stream = stubs_.back()->Attach(&one.context);
-    v1::AttachRequest message;
-    v1::Hello& hello = *message.mutable_hello();
-    hello.set_protocol(1);
-    hello.set_instance(std::string(16, 'x'));
-    hello.set_node_name("attacker");
-    hello.set_uid(getuid());
-    hello.set_job_id("attack" + std::to_string(streams_.size()));
-    hello.set_staging_bytes(32u << 20);
-    one.stream->Write(message);
+    one.stream->Write(HelloOf("attack" + std::to_string(streams_.size())));
     v1::AttachResponse answer;
     if (one.stream->Read(&answer)) return grpc::Status::OK;
     one.ended = true;
@@ -385,6 +390,31 @@ TEST_F(PeerPort, ConnectionThatHasSaidHelloMaySendMuch) {
   EXPECT_GE(NowNs(), until_ns) << "the stream has ended";
   EXPECT_GE(sent, 16 * kMiB);
   EXPECT_EQ(alpha_.Log().find("peer port: connection ended"), std::string::npos) << alpha_.Log();
+}
+
+// gRPC keeps all headers of a call until they end.
+TEST_F(PeerPort, ConnectionThatHasSaidHelloMaySendNoHeadersWithoutEnd) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer is too slow: the connection sends too little";
+  constexpr int kMostMiB = 512;
+  Descriptor connection = ConnectTcp(alpha_.Status().peer_address(), kAttackersAddress);
+  const Descriptor reader(dup(connection.get()));
+  RawHttp2 client(std::move(connection), 65535);
+  ASSERT_TRUE(client.Begin("/gradsync.v1.Peer/Attach", HelloOf("attack").SerializeAsString()));
+  for (std::string answer; answer.find("alpha") == std::string::npos;) {  // its Welcome
+    ASSERT_TRUE(AwaitReadable(reader.get(), kPatienceMs));
+    char bytes[4096];
+    const ssize_t got = recv(reader.get(), bytes, sizeof(bytes), 0);
+    ASSERT_GT(got, 0);
+    answer.append(bytes, static_cast<std::size_t>(got));
+  }
+  client.BeginHeaders("/gradsync.v1.Peer/Attach");
+  for (int sent = 1; sent < kMostMiB && client.ContinueHeaders(); ++sent) {
+  }
+  EXPECT_FALSE(client.connected());
+  EXPECT_TRUE(Soon([this] {  // the line follows the end
+    return alpha_.Log().find("no call or message comes of it") != std::string::npos;
+  })) << alpha_.Log();
+  ExpectUnharmed();
 }
 
 TEST_F(PeerPort, StreamsOfOneAddressWithHelloAreFew) {

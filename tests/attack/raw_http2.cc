@@ -86,6 +86,13 @@ bool RawHttp2::Call(const std::string& path, const std::string& message) {
       Frame(kData, kEndStream, stream, BigEndian(0, 1) + BigEndian(message.size(), 4) + message));
 }
 
+bool RawHttp2::Begin(const std::string& path, const std::string& message) {
+  next_stream_ += 2;
+  return Send(
+      Frame(kHeaders, kEndHeaders, next_stream_ - 2, HeadersOf(path)) +
+      Frame(kData, 0, next_stream_ - 2, BigEndian(0, 1) + BigEndian(message.size(), 4) + message));
+}
+
 bool RawHttp2::CallWithHeader(const std::string& path, const std::string& name,
                               const std::string& value) {
   const std::uint32_t stream = next_stream_;

@@ -24,6 +24,8 @@ class RawHttp2 {
   int unsent() const;
   // Sends a unary call with `message`, serialized, on a stream of its own.
   bool Call(const std::string& path, const std::string& message);
+  // Begins a call, sends its first message, and keeps the call open.
+  bool Begin(const std::string& path, const std::string& message);
   // Sends a call whose header `name` has this value.
   bool CallWithHeader(const std::string& path, const std::string& name, const std::string& value);
   // Begins a call whose message has `bytes` bytes, and sends the first 16 KiB of them.
