@@ -598,7 +598,9 @@ void Job::MaybeEnd(DeferredActions* actions) {
 
 void Job::Tick() {
   Transaction transaction(this);
-  if (phase_ != Phase::kActive) return;
+  // The table may be retiring an empty job. If a step became void now, its work would use layouts
+  // that are about to be destroyed.
+  if (phase_ != Phase::kActive || EmptyLocked()) return;
   const std::uint64_t now_ns = environment_.clock->NowNs();
   layouts_.Tick(now_ns, transaction.actions());
   operations_.Tick(now_ns, transaction.actions());

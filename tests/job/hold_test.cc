@@ -485,6 +485,30 @@ TEST_F(HoldTest, ReplacementSeesTheVoidStepInItsOwnWords) {
   EXPECT_FALSE(job_->HasEnded());
 }
 
+// A lost session had begun the step, and every rank has left since. A tick may still come while the
+// table retires the empty job: work that it added would use layouts that no longer exist.
+TEST_F(HoldTest, TickOfAnEmptyJobVoidsNoStep) {
+  Start(2);
+  channel_ = Agree(Spec(40));
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, channel_, 1);
+  reducer_.CompleteAll();
+  Mark(1, 2, 0, 1);
+  Lose(1);
+  ASSERT_TRUE(Rejoin(1).ok());
+  ASSERT_EQ(Register(1, Spec(40)), channel_);
+  ASSERT_TRUE(Map(1, channel_).ok());
+  for (const std::uint32_t rank : {0u, 1u}) {
+    ASSERT_TRUE(job_->Leave(Of(rank), /*exit=*/true).ok());
+  }
+  executor_.RunAll();
+  ASSERT_TRUE(job_->Empty());
+  clock_.Advance(kStepTimeoutNs);
+  job_->Tick();
+  EXPECT_EQ(executor_.pending(), 0u);
+  EXPECT_TRUE(job_->Empty());
+  EXPECT_EQ(job_->Snapshot().layouts.at(0).stats.steps_void, 0u);
+}
+
 TEST_F(HoldTest, LossBetweenStepsReleasesTheMemoryAtOnce) {
   Begin(2);
   const auto lost = std::move(memory_[channel_ - 1][1]);
