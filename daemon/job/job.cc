@@ -461,7 +461,10 @@ void Job::EndLeavingSessions(DeferredActions* actions) {
 }
 
 void Job::HealRanks(DeferredActions* actions) {
-  for (const std::uint32_t rank : layouts_.HealRanks()) {
+  const auto may_heal = [this](std::uint32_t rank) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return !operations_.GoesOnWithout(rank);
+  };
+  for (const std::uint32_t rank : layouts_.HealRanks(may_heal)) {
     operations_.RankHealed(rank);
     members_.Send(rank, HealedMessage{operations_.next_sequence()}, actions);
   }

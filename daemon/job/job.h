@@ -229,7 +229,8 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends the sessions of the ranks that have left for good, unless policy `hold` makes those ranks
   // wait.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Lets the ranks that have healed take part in operations again, and tells them so.
+  // Lets the ranks that have healed take part in operations again, and tells them so. Waits for the
+  // end of an operation that goes on without the rank.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again. If they have many done words,
   // the executor writes these first: a trainer's memory may be swapped out, and threads of all

@@ -511,7 +511,8 @@ bool LayoutSet::HasGradientsOfEarlier(std::uint32_t rank) const {
   });
 }
 
-std::vector<std::uint32_t> LayoutSet::HealRanks() {
+std::vector<std::uint32_t> LayoutSet::HealRanks(
+    absl::FunctionRef<bool(std::uint32_t rank)> may_heal) {
   if (members_->Count(RankState::kHealing) == 0) return {};
   std::vector<std::uint32_t> healed;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
@@ -520,7 +521,7 @@ std::vector<std::uint32_t> LayoutSet::HealRanks() {
     const bool ready = std::all_of(layouts_.begin(), layouts_.end(), [rank](const auto& entry) {
       return entry.second->OwesNothing(rank);
     });
-    if (!ready) continue;
+    if (!ready || !may_heal(rank)) continue;
     members_->Heal(rank);
     healed.push_back(rank);
   }

@@ -309,7 +309,9 @@ void OperationChannel::Close() {
   failures_.erase(failures_.begin(), failures_.upper_bound(slowest));
 }
 
-bool OperationChannel::InOperation(std::uint32_t rank) const { return ranks_[rank].waiting; }
+bool OperationChannel::InOperation(std::uint32_t rank) const {
+  return ranks_[rank].waiting && !ranks_[rank].excused;
+}
 
 void OperationChannel::RankLeft(DeferredActions* actions) { MaybeRun(actions); }
 

@@ -67,8 +67,11 @@ class OperationChannel {
 
   // False only if no rank waits in an operation.
   bool in_progress() const { return state_ != State::kIdle; }
-  // True while this rank waits in an operation.
+  // True while this rank waits in an operation. False for a rank that only its lost session was in.
   bool InOperation(std::uint32_t rank) const;
+  // True while an operation that goes on without this rank is in progress. The rank must not heal
+  // meanwhile: it would begin the next operation before this one has ended.
+  bool GoesOnWithout(std::uint32_t rank) const { return ranks_[rank].excused; }
   void RankLeft(DeferredActions* actions);
   // True if the operation can go on without this rank: a barrier, or a broadcast whose named root
   // is another rank. An all-reduce without a rank, or with half of its data, would be wrong.
@@ -80,7 +83,8 @@ class OperationChannel {
   // The rank's session is lost, and NeedOf() is empty. The operation in progress and the next ones
   // go on without the rank, until another session of the rank has healed.
   void RankLost(std::uint32_t rank, DeferredActions* actions);
-  // The rank came back after a loss and takes part again, from the next operation on.
+  // The rank came back after a loss and takes part again, from the next operation on. Not called
+  // while GoesOnWithout() is true.
   void RankHealed(std::uint32_t rank) { ranks_[rank].sequence = sequence_; }
   // The rank had left and takes part again; no operation is running.
   void RankResumed(std::uint32_t rank);

@@ -1,5 +1,6 @@
 // Random schedules of a job with policy `hold`: ranks die at any moment and come back, every step
-// completes with every rank's gradients, and the ranks keep the same state.
+// completes with every rank's gradients, and the ranks keep the same state. In some worlds they
+// also call barriers, which go on without a lost rank.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +16,7 @@ namespace {
 std::string Describe(const HoldWorldOptions& world) {
   const bool survivor = world.source == StateSource::kSurvivor;
   return std::to_string(world.ranks) + "Ranks" + std::to_string(world.faults.deaths) + "Deaths" +
-         (survivor ? "Survivor" : "Trainer");
+         (survivor ? "Survivor" : "Trainer") + (world.barriers > 0 ? "Barriers" : "");
 }
 
 }  // namespace
@@ -59,7 +60,10 @@ INSTANTIATE_TEST_SUITE_P(
                     HoldWorldOptions{2, 3, StateSource::kSurvivor, false, {3, 0, 0, 0, 0, 0, 0}},
                     HoldWorldOptions{3, 3, StateSource::kSurvivor, true, {4, 1, 1, 1, 1, 1, 1}},
                     HoldWorldOptions{3, 2, StateSource::kSurvivor, false, {1, 2, 2, 2, 1, 1, 2}},
-                    HoldWorldOptions{4, 2, StateSource::kSurvivor, false, {6, 1, 1, 1, 1, 1, 1}}),
+                    HoldWorldOptions{4, 2, StateSource::kSurvivor, false, {6, 1, 1, 1, 1, 1, 1}},
+                    HoldWorldOptions{3, 3, StateSource::kTrainer, false, {3, 0, 0, 0, 0, 0, 0}, 4},
+                    HoldWorldOptions{
+                        3, 3, StateSource::kSurvivor, false, {4, 0, 0, 0, 0, 0, 0}, 4}),
     [](const auto& info) { return Describe(info.param); });
 
 }  // namespace

@@ -743,6 +743,26 @@ TEST_F(TwoLayoutsHoldTest, LayoutThatItHadReleasedIsNotNeeded) {
   EXPECT_TRUE(IsLive(1));
 }
 
+// Otherwise its next operation would come before the others have ended theirs.
+TEST_F(TwoLayoutsHoldTest, RankIsLiveAfterTheOperationThatGoesOnWithoutIt) {
+  const OperationSpec barrier;
+  const auto call = [&](std::uint32_t rank, std::uint64_t sequence) {
+    const absl::Status called = job_->Operate(Of(rank), sequence, barrier, {}, kForever);
+    EXPECT_TRUE(called.ok()) << called;
+  };
+  BeginBoth(3);
+  Lose(1);
+  Return(1);
+  StepOf({0, 1, 2}, channel_, 2);
+  call(0, 1);
+  ReturnToSecond(1);
+  EXPECT_TRUE(sink(1).Of<HealedMessage>().empty()) << "rank 0 waits for rank 2";
+  call(2, 1);
+  EXPECT_EQ(Only<HealedMessage>(1).next_sequence, 2u);
+  for (const std::uint32_t rank : {1u, 0u, 2u}) call(rank, 2);
+  EXPECT_EQ(Only<OperationDoneMessage>(1).sequence, 2u);
+}
+
 // An exception destroys a trainer's layouts before its session.
 TEST_F(TwoLayoutsHoldTest, LayoutsReleasedAtTheEndOfAProcessAreNeeded) {
   BeginBoth(2);
@@ -864,6 +884,18 @@ TEST_F(HoldOperationTest, SumThatHasEveryRanksDataCompletes) {
   reducer_.CompleteAll();
   EXPECT_TRUE(Answered(0));
   EXPECT_FALSE(Answered(1)) << "its lost session had called it";
+  EXPECT_EQ(staging_[0], 3);
+}
+
+TEST_F(HoldOperationTest, ReplacementMayLeaveWhileTheSumOfItsLostSessionIsUnderWay) {
+  Begin(2);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 1, sum_);
+  Lose(1);
+  Return(1);
+  const absl::Status left = job_->Leave(Of(1), /*exit=*/true);
+  EXPECT_TRUE(left.ok()) << left;
+  reducer_.CompleteAll();
+  EXPECT_TRUE(Answered(0));
   EXPECT_EQ(staging_[0], 3);
 }
 

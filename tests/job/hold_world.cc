@@ -41,6 +41,7 @@ const char* NameOf(Action action) {
       "ends the step",
       "marks the rest and ends the step",
       "abandons the step",
+      "calls a barrier",
       "reads a verdict",
       "asks for the state",
       "asks for the state, and waits for 10 s",
@@ -112,6 +113,7 @@ HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths
   while (!std::all_of(present_.begin(), present_.end(), begun) && Step()) {
   }
   run_.faults = options.faults;
+  run_.barriers = options.barriers;
 }
 
 HoldWorld::~HoldWorld() {

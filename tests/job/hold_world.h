@@ -47,6 +47,7 @@ struct HoldWorldOptions {
   StateSource source = StateSource::kTrainer;
   bool buffers = false;
   Faults faults;
+  int barriers = 0;
 };
 
 // A trainer of such a world can die in this phase.

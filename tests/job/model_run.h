@@ -40,6 +40,7 @@ enum class Action : std::uint8_t {
   kEnd,           // it ends the step
   kFinish,        // it marks the buckets that are left, and ends the step
   kAbandon,       // it abandons the step
+  kBarrier,       // it calls a barrier, and does not wait for its end
   kVerdict,       // it reads a verdict
   kFetch,         // it asks for the state
   kFetchHastily,  // the same, but it does not wait for long
@@ -77,6 +78,7 @@ struct ModelRun {
   StateSource source = StateSource::kTrainer;
   bool buffers = false;  // the layout has a bucket for the model's buffers
   Faults faults;         // that are left
+  int barriers = 0;      // that trainers may still begin
 
   std::shared_ptr<Job> job;
   std::uint32_t channel = 0;
@@ -88,6 +90,7 @@ struct ModelRun {
   std::map<std::uint64_t, bool> complete;
   // Steps that a trainer has abandoned, as the daemon knows.
   std::map<std::uint64_t, bool> abandoned;
+  std::uint64_t last_barrier = 0;  // number of the last barrier that a trainer has called
   // By step: the state before it, as ranks have recorded it. With state_source=trainer a
   // replacement begins with it; with state_source=survivor its state is compared with it.
   std::map<std::uint64_t, ModelState> records;

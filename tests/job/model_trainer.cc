@@ -50,6 +50,7 @@ ModelTrainer::ModelTrainer(ModelRun* run, RankSession session, bool replacement)
       inbox_(std::make_shared<Inbox>()),
       has_state_(!replacement),
       state_(ModelState::First()),
+      live_(!replacement),
       exchange_(run, session, [this](Call call) { Send(std::move(call)); }) {
   const absl::Status joined = run_->job->Join(
       session_.rank, run_->ranks, ModelJobOptions(run_->source), session_.incarnation, inbox_);
@@ -77,10 +78,11 @@ void ModelTrainer::AddActions(std::vector<Action>* actions) const {
     if (!survivor && run_->records.count(step_) > 0) actions->push_back(Action::kRecover);
     return;
   }
+  if (MayCallBarrier()) actions->push_back(Action::kBarrier);
   if (through()) {
     if (!saved_) {
       actions->push_back(Action::kSave);
-    } else if (!leave_sent_) {
+    } else if (!leave_sent_ && !in_barrier_) {
       actions->push_back(Action::kLeave);
     }
     return;
@@ -126,6 +128,8 @@ void ModelTrainer::Do(Action action) {
       return End(/*finish=*/true);
     case Action::kAbandon:
       return Abandon();
+    case Action::kBarrier:
+      return CallBarrier();
     case Action::kVerdict:
       return TakeVerdict();
     case Action::kSave:
@@ -188,6 +192,15 @@ void ModelTrainer::Receive(const SessionMessage& message) {
     exchange_.StopReading();
   } else if (const auto* end = std::get_if<SessionEndMessage>(&message)) {
     TakeEnd(end->status);
+  } else if (const auto* healed = std::get_if<HealedMessage>(&message)) {
+    if (live_) Violate("healed, but it was live");
+    live_ = true;
+    barrier_ = healed->next_sequence - 1;
+  } else if (const auto* passed = std::get_if<OperationDoneMessage>(&message)) {
+    if (!in_barrier_ || passed->sequence != barrier_) Violate("the end of a barrier of others");
+    in_barrier_ = false;
+  } else if (std::holds_alternative<OperationFailedMessage>(message)) {
+    Violate("a barrier has failed");
   } else {
     const bool begun = (marked_ > 0 && verdicts_.empty()) || Waits();
     std::string fault = exchange_.Receive(message, begun);
@@ -293,6 +306,23 @@ void ModelTrainer::Abandon() {
     // Otherwise the job ignores it.
     if (!known_lost_) run_->abandoned[step] = true;
     return job->AbandonStep(session_, run_->channel, step, "the batch is bad");
+  });
+}
+
+bool ModelTrainer::MayCallBarrier() const {
+  if (!live_ || in_barrier_ || leave_sent_) return false;
+  if (barrier_ < run_->last_barrier) return true;  // another rank may wait in it
+  return run_->barriers > 0 && run_->Random(20) == 0;
+}
+
+void ModelTrainer::CallBarrier() {
+  in_barrier_ = true;
+  if (++barrier_ > run_->last_barrier) {
+    run_->last_barrier = barrier_;
+    --run_->barriers;
+  }
+  Send([session = session_, sequence = barrier_](Job* job) {
+    return job->Operate(session, sequence, OperationSpec(), {}, kModelForever);
   });
 }
 

@@ -112,6 +112,8 @@ class ModelTrainer {
   void Mark();
   void End(bool finish);
   void Abandon();
+  bool MayCallBarrier() const;
+  void CallBarrier();
   void TakeVerdict();
   void CheckAverages();
   void Record();
@@ -136,6 +138,9 @@ class ModelTrainer {
   bool ended_ = false;
   std::optional<std::size_t> awaited_;  // the bucket for which it waits or has waited in this step
   std::deque<std::shared_ptr<const StepRecord>> verdicts_;  // that the library has read
+  bool live_;                                               // it takes part in barriers
+  std::uint64_t barrier_ = 0;                               // number of its last one
+  bool in_barrier_ = false;
   bool saved_ = false;
   bool leave_sent_ = false;
   bool leave_read_ = false;
