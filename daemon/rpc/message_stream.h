@@ -49,17 +49,18 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     const std::size_t bytes = BytesOf(item);
     MutexLock lock(&mutex_);
     if (ended_ || overflow_ || broken_) return;
-    const std::size_t sum = queued_bytes_ + bytes;
-    if (sum + writing_bytes_ > granted_bytes_) {
-      refused_ = Grant(sum + writing_bytes_, &granted_bytes_);
-    }
-    const bool too_long = sum > limits_.bytes && !queue_.empty();
-    if (queue_.size() >= limits_.messages || too_long || !refused_.ok()) {
-      overflow_ = true;
-      unread_ = {queue_.size(), queued_bytes_};
-      return;
-    }
-    PushLocked(std::move(item), bytes);
+    refused_ = GrantLocked(bytes);
+    QueueLocked(std::move(item), bytes);
+  }
+
+  // The same, but if Grant() refuses the message, returns why, and the stream goes on without it.
+  absl::Status QueueIfGranted(Item item) {
+    const std::size_t bytes = BytesOf(item);
+    MutexLock lock(&mutex_);
+    if (ended_ || overflow_ || broken_) return absl::OkStatus();
+    if (absl::Status granted = GrantLocked(bytes); !granted.ok()) return granted;
+    QueueLocked(std::move(item), bytes);
+    return absl::OkStatus();
   }
 
   // Queues the stream's end with `status`. If `last` is set, queues it before the end; the limits
@@ -147,8 +148,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   bool HasMessage() const { return has_message_.load(std::memory_order_acquire); }
 
   // The queue and the message that is being written are about to hold `bytes` in all, more than
-  // `*granted`. Sets `*granted`, which is 0 at first, to at least `bytes`, or returns why that is
-  // not allowed. Called with the queue's lock held.
+  // `*granted`. Sets `*granted`, which is 0 at first, to at least `bytes`. Or changes nothing, and
+  // returns why that is not allowed. Called with the queue's lock held.
   virtual absl::Status Grant(std::size_t bytes, std::size_t* granted) {
     *granted = bytes;
     return absl::OkStatus();
@@ -220,6 +221,21 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     Item item;
     std::size_t bytes = 0;
   };
+
+  absl::Status GrantLocked(std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const std::size_t sum = queued_bytes_ + writing_bytes_ + bytes;
+    return sum > granted_bytes_ ? Grant(sum, &granted_bytes_) : absl::OkStatus();
+  }
+
+  void QueueLocked(Item item, std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const bool too_long = queued_bytes_ + bytes > limits_.bytes && !queue_.empty();
+    if (queue_.size() >= limits_.messages || too_long || !refused_.ok()) {
+      overflow_ = true;
+      unread_ = {queue_.size(), queued_bytes_};
+      return;
+    }
+    PushLocked(std::move(item), bytes);
+  }
 
   void PushLocked(Item item, std::size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     queued_bytes_ += bytes;

@@ -152,8 +152,27 @@ absl::Status SessionHandler::LayoutRegistered(
   assigned->set_request_id(request_id);
   assigned->set_channel(registration->channel);
   assigned->set_nonce(*nonce);
-  Respond(std::move(response));
+  Assign(session, std::move(response));
   return absl::OkStatus();
+}
+
+void SessionHandler::Assign(const std::shared_ptr<Session>& session, v1::SessionResponse response) {
+  const auto replies = replies_.lock();
+  if (replies == nullptr) return;
+  const v1::LayoutAssigned& assigned = response.layout_assigned();
+  const std::uint64_t request_id = assigned.request_id();
+  const std::uint32_t channel = assigned.channel();
+  const std::string size = absl::StrCat(assigned.placements_size(), " parameters and ",
+                                        assigned.buckets_size(), " buckets");
+  const absl::Status granted = replies->TryRespond(std::move(response));
+  if (granted.ok()) return;
+  const absl::Status why =
+      MakeError(granted.code(), DetailsOf(granted),
+                absl::StrCat("rank ", rank_, " of job '", job_id_,
+                             "' cannot be sent the plan of a layout of ", size, ": ",
+                             granted.message(), ". Raise that quota, or make the layout smaller."));
+  session->job().RefuseLayout(session->identity().session(), channel, why);
+  RefuseLayout(request_id, why);
 }
 
 // ---- The end

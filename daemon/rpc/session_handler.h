@@ -35,6 +35,9 @@ class SessionReplies : public SessionSink {
  public:
   // Sends an answer unless the session has ended. Callers hold no lock.
   virtual void Respond(v1::SessionResponse response) = 0;
+  // The same, but if the user's quota has no place for the answer, sends nothing, and the session
+  // goes on. RESOURCE_EXHAUSTED QUOTA.
+  virtual absl::Status TryRespond(v1::SessionResponse response) = 0;
 };
 
 // Handles the requests of one trainer, from OpenSession to the end of its stream.
@@ -77,6 +80,8 @@ class SessionHandler final : public std::enable_shared_from_this<SessionHandler>
               absl::StatusOr<std::shared_ptr<Session>> opened);
   absl::Status LayoutRegistered(const std::shared_ptr<Session>& session, std::uint64_t request_id,
                                 const absl::StatusOr<Session::Registration>& registration);
+  // Sends LayoutAssigned. If it does not fit the user's quota, refuses the layout instead.
+  void Assign(const std::shared_ptr<Session>& session, v1::SessionResponse response);
   absl::Status ClosedError(int patience_ms, const std::string& disconnected) const;
   void LogRefusal(const absl::Status& why) const;
   // Ends the stream of a client that has no session.

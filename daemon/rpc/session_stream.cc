@@ -39,6 +39,12 @@ void SessionStream::Queue(SessionMessage message) {
   }
 }
 
+absl::Status SessionStream::TryRespond(v1::SessionResponse response) {
+  absl::Status granted = QueueIfGranted(std::move(response));
+  Flush();
+  return granted;
+}
+
 void SessionStream::Tick(std::uint64_t now_ns) {
   const std::uint64_t ended_ns = ended_ns_.load();
   const bool end_overdue = ended_ns != 0 && now_ns > ended_ns + kEndPatienceNs;
@@ -88,8 +94,10 @@ std::size_t SessionStream::BytesOf(const SessionItem& item) const {
 // A queue that is read stays below kFreeQueueBytes, so that no message of a step waits for the
 // ledger.
 absl::Status SessionStream::Grant(std::size_t bytes, std::size_t* granted) {
-  *granted = kFreeQueueBytes;
-  if (bytes <= kFreeQueueBytes || handler_ == nullptr) return absl::OkStatus();
+  if (bytes <= kFreeQueueBytes || handler_ == nullptr) {
+    *granted = kFreeQueueBytes;
+    return absl::OkStatus();
+  }
   const std::size_t charged = bytes + kQueueStepBytes;
   if (charge_.bytes() == 0) {
     auto charge = MemoryAccount{context_.memory, handler_->process().tenant()}.Reserve(charged);

@@ -38,6 +38,7 @@ class SessionStream final
   void Queue(SessionMessage message) override;
   void Flush() override { MessageStream::Flush(); }
   void Respond(v1::SessionResponse response) override { Send(std::move(response)); }
+  absl::Status TryRespond(v1::SessionResponse response) override;
 
   // Cancels the stream if the client opens no session, or does not read the end, in time.
   void Tick(std::uint64_t now_ns);

@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/fault/raw_session.h"
@@ -294,6 +295,26 @@ TEST(ArenaQuota, ExceededByOneRankIsReportedToTheOthersAtOnce) {
   }
   EXPECT_GE(refused, 1);
   ExpectAll(trainers, "barrier");
+}
+
+// The plan of a layout takes memory while it is sent. The layouts below become smaller: the first
+// ones do not fit, the next ones fit without their answers.
+TEST(ControlQuota, RefusesALayoutWhosePlanCannotBeSentAndTheSessionSurvives) {
+  TestDaemon daemon({"--quota_control_bytes_per_user=4MiB"});
+  Trainer trainer(daemon, 0, 1);
+  ASSERT_TRUE(trainer.Join().ok());
+  int unsent_plans = 0;
+  for (int buckets = 4096; buckets > 0; buckets -= 64) {
+    const Reply reply =
+        trainer.Do(absl::StrCat("register layout=a", buckets, " buckets=", buckets, " count=1"));
+    if (reply.ok()) break;
+    ExpectQuota(reply, "quota_control_bytes_per_user");
+    if (reply.message.find("cannot be sent the plan") != std::string::npos) ++unsent_plans;
+  }
+  EXPECT_GT(unsent_plans, 0);
+  EXPECT_TRUE(trainer.Do("barrier").ok());
+  EXPECT_TRUE(trainer.Do("register layout=small").ok());
+  EXPECT_TRUE(trainer.Do("step layout=small").ok());
 }
 
 TEST(LayoutQuota, NamesItsOption) {

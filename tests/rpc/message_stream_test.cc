@@ -396,6 +396,22 @@ TEST_F(MessageStreamTest, DisconnectsAUserWhoIsNotGrantedTheQueue) {
   stream_ = nullptr;
 }
 
+TEST_F(MessageStreamTest, GoesOnWithoutAnAnswerThatIsNotGranted) {
+  stream_->most_granted = 10;
+  stream_->Began();
+  EXPECT_TRUE(stream_->QueueIfGranted(4).ok());
+  const absl::Status granted = stream_->QueueIfGranted(7);
+  EXPECT_EQ(granted.code(), absl::StatusCode::kResourceExhausted);
+  stream_->Send(6);
+  stream_->CompleteWrite();
+  stream_->CompleteWrite();
+  EXPECT_TRUE(stream_->QueueIfGranted(10).ok());
+  stream_->Flush();
+  EXPECT_THAT(record_.sent, ElementsAre("4", "6", "10"));
+  EXPECT_EQ(record_.cancels, 0);
+  EXPECT_EQ(stream_->drained, 1);
+}
+
 TEST_F(MessageStreamTest, GivesBackWhatWasGrantedWhenAllIsWritten) {
   stream_->Began();
   for (const int number : {10, 20}) stream_->Send(number);
