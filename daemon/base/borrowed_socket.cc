@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "daemon/base/mutex.h"
+#include "daemon/base/read_bytes.h"
 #include "daemon/base/unique_fd.h"
 
 namespace gradsync::daemon {
@@ -78,7 +79,9 @@ class SpareDescriptor {
 }  // namespace
 
 BorrowedSocket::BorrowedSocket(int descriptor)
-    : descriptor_(descriptor), socket_(SocketOf(descriptor)) {
+    : descriptor_(descriptor),
+      socket_(SocketOf(descriptor)),
+      read_at_first_(daemon::ReadBytes(descriptor)) {
   SpareDescriptor::OfProcess();  // opened before connections use up all
 }
 
@@ -102,6 +105,10 @@ bool BorrowedSocket::IsFull() const {
   // A Unix socket can be written to again once a quarter of its buffer is left unread.
   pollfd events{descriptor_, POLLOUT, 0};
   return IsOpen() && poll(&events, 1, /*timeout=*/0) == 0;
+}
+
+std::uint64_t BorrowedSocket::ReadBytes() const {
+  return daemon::ReadBytes(descriptor_) - read_at_first_;
 }
 
 std::uint64_t BorrowedSocket::ReceivedBytes() const {

@@ -31,6 +31,9 @@ class BorrowedSocket {
   // True if the other side leaves so much unread that its owner should not send now. False if the
   // socket is closed.
   bool IsFull() const;
+  // The bytes that were read from the descriptor since this object was made: see read_bytes.h. If
+  // the socket is closed, those of a later socket count, too. Takes no system call.
+  std::uint64_t ReadBytes() const;
   // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.
   std::uint64_t ReceivedBytes() const;
   // The address of this side. nullopt if the socket is closed.
@@ -41,7 +44,8 @@ class BorrowedSocket {
 
  private:
   int descriptor_ = -1;
-  ino_t socket_ = 0;  // 0: none
+  ino_t socket_ = 0;                 // 0: none
+  std::uint64_t read_at_first_ = 0;  // bytes, from descriptors of this number
 };
 
 }  // namespace gradsync::daemon

@@ -206,7 +206,7 @@ absl::Status AgentSession::Malformed(absl::string_view what) const {
 }
 
 void AgentSession::InTurn(const LazyMessage<v1::AttachRequest>* message, UserTurns::Take take) {
-  if (message != nullptr) Heard();
+  if (message != nullptr) Heard(message->Bytes());
   if (turns_ == nullptr) turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : stranger_);
   const auto turns = turns_;  // this session may end within the call
   const std::uint64_t begin_ns = context_.clock->NowNs();

@@ -232,31 +232,21 @@ bool ConnectionLimit::IsMuch(const std::vector<Sender>& senders, const SilentByt
   return bytes > most.per_look;
 }
 
-std::vector<TcpEnd> ConnectionLimit::EndVain(std::uint64_t most) {
+std::vector<TcpEnd> ConnectionLimit::EndVain(const VainBytes::Most& most) {
   std::vector<TcpEnd> ended;
   MutexLock lock(&mutex_);
   for (auto& [key, caller] : callers_) {
+    std::uint64_t sum = 0;
+    for (Open& one : caller.open) sum += one.vain.Look(one.socket, *one.input);
     for (Open& one : caller.open) {
-      if (!IsVain(&one, most) || !one.socket.End()) continue;
+      if (!one.input->long_headers.exchange(false) && !one.vain.AreMany(most, sum)) continue;
+      one.vain.Forget();
+      if (!one.socket.End()) continue;
       ended.push_back(one.peer);
       caller.pause.Extend(clock_->NowNs());
     }
   }
   return ended;
-}
-
-bool ConnectionLimit::IsVain(Open* one, std::uint64_t most) {
-  if (one->input->long_headers.exchange(false)) return true;
-  if (one->socket.UnreadBytes() == 0) return false;
-  // In this order: what comes meanwhile counts as unread.
-  const std::uint64_t received = one->socket.ReceivedBytes();
-  const std::uint64_t unread = one->socket.UnreadBytes();
-  const std::uint64_t read = received > unread ? received - unread : 0;
-  const std::uint64_t calls = one->input->received.load(std::memory_order_relaxed);
-  const bool vain = calls == one->calls && read > one->read + most;
-  if (vain || calls != one->calls) one->read = read;
-  one->calls = calls;
-  return vain;
 }
 
 void ConnectionLimit::EndAll() {

@@ -32,6 +32,7 @@
 #include "daemon/engine/caller.h"
 #include "daemon/engine/socket_owner.h"
 #include "daemon/rpc/client_input.h"
+#include "daemon/rpc/vain_bytes.h"
 
 namespace gradsync::daemon {
 
@@ -83,12 +84,9 @@ class ConnectionLimit {
   // other ends of the connections that it has ended.
   std::vector<TcpEnd> EndSilent(const SilentBytes& most,
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
-  // Ends connections of which more than `most` bytes were read since the last call or message that
-  // a thread of the daemon got of them, or that have had a call with too long headers. Pauses their
-  // callers. Bytes that nobody has read yet do not count: this daemon may be busy. Looks only at
-  // connections that have such bytes, and so costs little. Returns the other ends of the
-  // connections that it has ended.
-  std::vector<TcpEnd> EndVain(std::uint64_t most);
+  // Ends connections of which too much was read in vain, or that have had a call with too long
+  // headers. Pauses their callers. Returns the other ends of the connections that it has ended.
+  std::vector<TcpEnd> EndVain(const VainBytes::Most& most);
   // Ends every connection, and refuses new ones.
   void EndAll();
   // The caller with an open connection from this port of an address, as above. nullopt: there is no
@@ -107,8 +105,7 @@ class ConnectionLimit {
     std::uint64_t received = 0;  // bytes, at the last EndSilent()
     bool greeted = false;        // was in the set of an earlier EndSilent()
     std::shared_ptr<ClientInput> input = std::make_shared<ClientInput>();
-    std::uint64_t calls = 0;  // and messages: of `input`, when EndVain() last found that it grew
-    std::uint64_t read = 0;   // bytes, at that time
+    VainBytes vain = {};
   };
   // A connection that has brought something since the last EndSilent().
   struct Sender {
@@ -144,8 +141,6 @@ class ConnectionLimit {
   // Counts what its connections have brought.
   static std::vector<Sender> SendersOf(Caller* caller);
   static bool IsMuch(const std::vector<Sender>& senders, const SilentBytes& most);
-  // EndVain() is to end it.
-  static bool IsVain(Open* one, std::uint64_t most);
   void ForgetClosedLocked(Callers::value_type* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.
   void ForgetAllClosedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -25,6 +25,7 @@
 #include "daemon/peer/connection_limit.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/rpc/client_input.h"
+#include "daemon/rpc/vain_bytes.h"
 #include "daemon/session/descriptor_quota.h"
 
 namespace gradsync::daemon {
@@ -56,7 +57,7 @@ class PeerListener {
     return limit_.EndSilent(most, greeted);
   }
   // As ConnectionLimit::EndVain(). Thread-safe.
-  std::vector<TcpEnd> EndVain(std::uint64_t most) { return limit_.EndVain(most); }
+  std::vector<TcpEnd> EndVain(const VainBytes::Most& most) { return limit_.EndVain(most); }
   // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
   void EndSlow(std::uint64_t limit_ns);
   // The CallerKey of a connection, from the address of its other end, as gRPC names it.

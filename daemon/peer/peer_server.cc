@@ -13,6 +13,7 @@
 #include "daemon/engine/socket_owner.h"
 #include "daemon/peer/local_caller.h"
 #include "daemon/peer/peer_protocol.h"
+#include "daemon/rpc/vain_bytes.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -30,9 +31,9 @@ constexpr int kIdleConnectionMs = 30'000;
 // A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
 // its length with a limit.
 constexpr ConnectionLimit::SilentBytes kMostSilentBytes = {128 << 10, 1 << 20};
-// So much may be read of a connection without a call or a message of it. An honest daemon's message
-// is short. But gRPC reads on while one waits for its turn: up to 16 MiB, mostly far less.
-constexpr std::uint64_t kMostVainBytes = 32 << 20;
+// An honest daemon's message is short. But gRPC reads on while one waits for its turn: up to 16
+// MiB, mostly far less.
+constexpr VainBytes::Most kMostVain = {32 << 20, 128 << 20, 1 << 20};
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
 // gRPC reads a connection that it is given until there is nothing to read for a moment.
@@ -156,7 +157,7 @@ void PeerServer::EndSilentSenders() {
 }
 
 void PeerServer::EndVain() {
-  for (const TcpEnd& end : listener_->EndVain(kMostVainBytes)) {
+  for (const TcpEnd& end : listener_->EndVain(kMostVain)) {
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", end.Text()},
                 {"why",

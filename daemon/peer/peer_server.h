@@ -111,7 +111,7 @@ class PeerServer {
   StreamService service_{"/gradsync.v1.Peer/Attach"};
   StreamAcceptor<AgentSession> acceptor_;
   UnknownCalls unknown_{
-      &streams_, {/*accepted=*/nullptr, [this](const std::string& caller) { EndCaller(caller); }}};
+      &streams_, {/*input=*/nullptr, [this](const std::string& caller) { EndCaller(caller); }}};
   std::unique_ptr<CompletionDispatcher> dispatcher_;
   std::unique_ptr<grpc::Server> server_;
   // Takes the connections that the listener accepts.

@@ -174,12 +174,7 @@ struct AskingService::Parts {
                                                                              &streams};
 
   UnknownCalls unknown{&streams,
-                       {[this](const std::string& caller, bool long_headers) {
-                          const std::shared_ptr<ClientInput> input = connections->Input(caller);
-                          if (input == nullptr) return;
-                          input->received.fetch_add(1, std::memory_order_relaxed);
-                          if (long_headers) input->long_headers.store(true);
-                        },
+                       {[this](const std::string& caller) { return connections->Input(caller); },
                         /*answered=*/nullptr}};
 
   std::unique_ptr<CompletionDispatcher> dispatcher;  // last: its queue refers to the streams

@@ -4,13 +4,21 @@
 #define DAEMON_RPC_CLIENT_INPUT_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace gradsync::daemon {
 
-// The streams of a connection write it, and the owner of the connection reads it.
+// The calls of a connection write it, and the owner of the connection reads it.
 struct ClientInput {
+  // A call, or a message with so many bytes, has come.
+  void Count(std::size_t message_bytes) {
+    received.fetch_add(1, std::memory_order_relaxed);
+    bytes.fetch_add(message_bytes, std::memory_order_relaxed);
+  }
+
   std::atomic<std::uint64_t> received{0};  // calls and messages
+  std::atomic<std::uint64_t> bytes{0};     // of the messages
   std::atomic<bool> long_headers{false};   // a call had too long ones: see long_headers.h
 };
 

@@ -51,9 +51,9 @@ class ServerStream : public MessageStream<In, Out, Item> {
   virtual void OnAccepted() = 0;
   // Where calls and messages of the caller's connection are counted; null: nowhere.
   virtual std::shared_ptr<ClientInput> CallersInput() const { return nullptr; }
-  // Counts a message.
-  void Heard() {
-    if (input_ != nullptr) input_->received.fetch_add(1, std::memory_order_relaxed);
+  // A message with so many bytes has come.
+  void Heard(std::size_t bytes) {
+    if (input_ != nullptr) input_->Count(bytes);
   }
   // True if the stream is to end once its client has closed it, even if no read or write is under
   // way that would show it.
@@ -66,9 +66,10 @@ class ServerStream : public MessageStream<In, Out, Item> {
   void OnAccept(bool ok) {
     const auto keep = std::move(accepting_);
     if (ok) {
+      const bool long_headers = HasLongHeaders(context_);
       input_ = CallersInput();
-      Heard();
-      if (HasLongHeaders(context_)) {
+      Heard(0);
+      if (long_headers) {
         if (input_ != nullptr) input_->long_headers.store(true);
         this->QueueEnd(absl::ResourceExhaustedError("the call's headers are too long"));
         Cancel();  // a client that reads nothing cannot keep the call open

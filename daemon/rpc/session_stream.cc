@@ -76,7 +76,7 @@ void SessionStream::OnAccepted() {
 }
 
 void SessionStream::OnMessage(const v1::SessionRequest& request) {
-  Heard();
+  Heard(request.ByteSizeLong());
   if (!Ended()) handler_->Handle(request);
 }
 

@@ -27,7 +27,13 @@ class UnknownCalls::Call final : public Completion {
     }
     owner_->AcceptNext();
     const bool long_headers = HasLongHeaders(context_);
-    if (owner_->hooks_.accepted) owner_->hooks_.accepted(context_.peer(), long_headers);
+    if (owner_->hooks_.input) {
+      const std::shared_ptr<ClientInput> input = owner_->hooks_.input(context_.peer());
+      if (input != nullptr) {
+        input->Count(0);
+        if (long_headers) input->long_headers.store(true);
+      }
+    }
     if (long_headers) context_.TryCancel();
     stream_.Finish(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""), this);
   }

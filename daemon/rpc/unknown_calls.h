@@ -11,10 +11,12 @@
 #include <grpcpp/generic/async_generic_service.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "daemon/base/mutex.h"
+#include "daemon/rpc/client_input.h"
 #include "daemon/rpc/stream_count.h"
 
 namespace grpc {
@@ -28,7 +30,8 @@ class UnknownCalls {
  public:
   // Called by the queue's threads, with gRPC's name of the caller. May be empty.
   struct Hooks {
-    std::function<void(const std::string& caller, bool long_headers)> accepted;
+    // Where the calls of the caller's connection are counted; null: nowhere.
+    std::function<std::shared_ptr<ClientInput>(const std::string& caller)> input;
     std::function<void(const std::string& caller)> answered;
   };
   // `streams` counts the calls, including the one that this object waits for, and outlives this

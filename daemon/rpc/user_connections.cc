@@ -121,18 +121,15 @@ void UserConnections::ChargeUnread(std::uint64_t now_ns) {
 
 bool UserConnections::EndVain(std::uint64_t now_ns) {
   vain_ns_ = now_ns;
+  std::uint64_t sum = 0;
+  for (Connection& connection : connections_) {
+    if (!connection.ended) sum += connection.vain.Look(connection.socket, *connection.input);
+  }
   std::size_t ended = 0;
-  bool long_headers = false;
   for (Connection& connection : connections_) {
     if (connection.ended) continue;
-    if (connection.input->long_headers.load()) {
-      long_headers = true;
-    } else {
-      if (connection.socket.UnreadBytes() <= kVainBytes) continue;
-      const std::uint64_t received = connection.input->received.load(std::memory_order_relaxed);
-      if (std::exchange(connection.received, received) != received) connection.vain_looks = 0;
-      if (++connection.vain_looks <= kVainLooks) continue;
-    }
+    if (!connection.input->long_headers.load() && !connection.vain.AreMany(kMostVain, sum))
+      continue;
     connection.ended = connection.socket.End();
     if (connection.ended) ++ended;
   }
@@ -140,9 +137,9 @@ bool UserConnections::EndVain(std::uint64_t now_ns) {
   LogLimited(LogLevel::kWarning, "connections ended",
              {{"uid", account_.user},
               {"connections", ended},
-              {"why", long_headers
-                          ? "the headers of their calls are too long"
-                          : "their clients send without end, and no call or message comes of it"}});
+              {"why",
+               "their clients send much, and no call or message comes of it, or a call has too "
+               "long headers"}});
   return true;
 }
 

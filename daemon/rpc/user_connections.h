@@ -19,6 +19,7 @@
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/call_limit.h"
 #include "daemon/rpc/client_input.h"
+#include "daemon/rpc/vain_bytes.h"
 
 namespace gradsync::daemon {
 
@@ -30,9 +31,7 @@ namespace gradsync::daemon {
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
-// - when the client sends on and on, and no thread of the daemon gets a call or a message of it.
-//   gRPC keeps headers in memory until the call has ended, and does not limit them. Then the user
-//   is paused, too;
+// - when gRPC has read too much of a connection in vain. Then the user is paused, too;
 // - when a call had too long headers. Then the user is paused, too;
 // - when the server stops.
 //
@@ -57,14 +56,9 @@ class UserConnections {
   static constexpr std::uint64_t kUnreadNs = 2'000'000'000;
   static constexpr std::uint64_t kUnreadBytes = (1 << 20) + (256 << 10);
 
-  // So often a look of Watch(), at least kWatchPeriod after the last one, may find more than
-  // kVainBytes that gRPC has not read yet, before a stream gets a call or a message of them. A slow
-  // client is seen less often, so gRPC reads about as much until then: half a second's worth. Not
-  // seen is a client that never leaves more than kVainBytes unread. An honest client's messages are
-  // short, so one look in many finds bytes, and the next one finds progress. What brings no
-  // progress, such as a window's update, has a few bytes.
-  static constexpr int kVainLooks = 10;
-  static constexpr std::size_t kVainBytes = 1 << 10;
+  // Bytes that are read in vain, of the user's connections. An honest client's are what gRPC reads
+  // ahead: at most 64 KiB for each of its calls.
+  static constexpr VainBytes::Most kMostVain = {8 << 20, 32 << 20, 1 << 20};
 
   // `account`: the user; its quota outlives this object. `most`: open calls that the user may have.
   UserConnections(const MemoryAccount& account, std::uint64_t most);
@@ -95,9 +89,8 @@ class UserConnections {
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
     std::uint64_t full_ns = 0;    // since when the socket is full; 0: it is not
     ArenaQuota::Reservation unread = {};
-    std::uint64_t received = 0;  // of `input`, at the last look that found bytes
-    int vain_looks = 0;          // that found bytes, since `received` has grown
-    bool ended = false;          // by this class, for doing harm
+    VainBytes vain = {};
+    bool ended = false;  // by this class, for doing harm
   };
 
   void TakeExpected() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
@@ -105,7 +98,7 @@ class UserConnections {
   void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Charges the user for connections that it does not read, and ends those that it may not have.
   void ChargeUnread(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
-  // Ends connections whose clients send in vain, or too long headers. True: it has ended some.
+  // Ends connections that send too much in vain, or too long headers. True: it has ended some.
   bool EndVain(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Looks at the calls of each connection. True: there are too many.
   bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns)

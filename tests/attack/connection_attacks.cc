@@ -296,6 +296,28 @@ void Pings(const Connect& connect) {
   OnConnections(32, connect, [](RawHttp2* connection) { connection->SendPings(1000); });
 }
 
+// Opens calls with long headers at their ends.
+void Trailers(const Connect& connect, const std::string& method) {
+  OnConnections(4, connect, [&](RawHttp2* connection) { connection->CallWithTrailers(method); });
+}
+
+// The same as Headers(), but never leaves more than 1 KiB unread.
+void SlowHeaders(const Connect& connect, const std::string& method) {
+  OnThreads(4, [&](int, const Begun& begun) {
+    for (;;) {
+      RawHttp2 connection = connect();
+      bool goes_on = connection.connected() && connection.BeginShortHeaders(method);
+      for (; goes_on; begun()) {
+        while (connection.unsent() > 0) {
+        }
+        goes_on = connection.ContinueShortHeaders();
+      }
+      begun();  // it may have been refused
+      std::this_thread::sleep_for(kPace);
+    }
+  });
+}
+
 // Opens calls with long headers, and keeps them open.
 void LongHeaders(const Connect& connect, const std::string& method) {
   OnConnections(4, connect, [&](RawHttp2* connection) {
@@ -373,6 +395,8 @@ Attacks ConnectionAttacks() {
       {"peer_reset_attach", {[](const Target& t) { Reset(ToPeer(t), kAttach); }, kOnPeerPort}},
       {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
       {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
+      {"trailers", {[](const Target& t) { Trailers(ToSocket(t), kSession); }}},
+      {"slow_headers", {[](const Target& t) { SlowHeaders(ToSocket(t), kSession); }}},
       {"long_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kSession); }}},
       {"long_unknown_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kUnknown); }}},
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},

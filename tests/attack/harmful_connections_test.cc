@@ -82,11 +82,12 @@ TEST_P(HarmfulConnections, TakeLittleMemoryAndDelayNoOneForLong) {
   EXPECT_EQ(error, "");
 }
 
-// gRPC reads headers for about half a second before the daemon has seen enough.
 INSTANTIATE_TEST_SUITE_P(Attacks, HarmfulConnections,
                          testing::Values(Case{"reset_sessions"}, Case{"reset_questions"},
                                          Case{"reset_unknown"}, Case{"reset_and_close"},
-                                         Case{"headers", 1024 * kMiB, false},
+                                         Case{"headers", 256 * kMiB, false},
+                                         Case{"slow_headers", 256 * kMiB, false},
+                                         Case{"trailers", 256 * kMiB, false},
                                          Case{"long_headers", 256 * kMiB, false},
                                          Case{"long_unknown_headers", 256 * kMiB, false}),
                          [](const auto& one) { return one.param.attack; });

@@ -1,6 +1,6 @@
-// Attacks on the peer port, the side socket and shared memory, and by a coordinator: another user's
-// jobs go on, on one node and on two, and can begin. tools/soak also measures their steps. Runs
-// outside Bazel's sandbox: inside it root cannot become another user, and cannot make cgroups.
+// Attacks on the peer port, the side socket and shared memory: another user's jobs go on, on one
+// node and on two, and can begin. tools/soak also measures their steps. Runs outside Bazel's
+// sandbox: inside it root cannot become another user, and cannot make cgroups.
 
 #include <unistd.h>
 

@@ -118,6 +118,22 @@ bool RawHttp2::BeginHeaders(const std::string& path) {
   return Send(Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path))) && ContinueHeaders();
 }
 
+bool RawHttp2::CallWithTrailers(const std::string& path) {
+  next_stream_ += 2;
+  return Send(Frame(kHeaders, kEndHeaders, next_stream_ - 2, HeadersOf(path)) +
+              Frame(kHeaders, kEndStream, next_stream_ - 2, Header("x", "y"))) &&
+         ContinueHeaders() && EndHeaders();
+}
+
+bool RawHttp2::BeginShortHeaders(const std::string& path) {
+  next_stream_ += 2;
+  return Send(Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path)));
+}
+
+bool RawHttp2::ContinueShortHeaders() {
+  return Send(Frame(kContinuation, 0, next_stream_ - 2, Header("slow", std::string(900, 'v'))));
+}
+
 bool RawHttp2::EndHeaders() {
   return Send(Frame(kContinuation, kEndHeaders, next_stream_ - 2, Header("y", "z")));
 }

@@ -34,6 +34,12 @@ class RawHttp2 {
   bool ContinueMessage();
   // Begins a call with 1 MiB of headers, and does not end them.
   bool BeginHeaders(const std::string& path);
+  // Begins a call, and sends 1 MiB of headers at its end (trailers).
+  bool CallWithTrailers(const std::string& path);
+  // The same as BeginHeaders() with the first frame of the headers alone.
+  bool BeginShortHeaders(const std::string& path);
+  // Sends a little more of the headers that were begun last: less than 1 KiB.
+  bool ContinueShortHeaders();
   // Sends 1 MiB more of the headers that were begun last.
   bool ContinueHeaders();
   // Ends them. The call stays open.

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <iostream>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,13 +16,11 @@
 #include "gradsync/client.h"
 #include "gradsync/v1/gradsync.pb.h"
 #include "tests/attack/attacker.h"
-#include "tests/fault/fake_coordinator.h"
 #include "tests/fault/raw_session.h"
 
 namespace gradsync::attack {
 namespace {
 
-using fault::FakeCoordinator;
 using fault::RawSession;
 
 // Opens a session and joins layouts, one after the other. Returns their channels, or nothing if
@@ -322,26 +319,6 @@ void RegistrationsAcross(const Target& target) {
   });
 }
 
-// A coordinator that a trainer has chosen asks the trainer's daemon for engines without a pause.
-// Nobody answers at their other end. The trainer joins again when its session has ended.
-void CoordinatorEngines(const Target& target) {
-  OnThreads(1, [&](int, const Begun& begun) {
-    std::once_flag full;
-    const FakeCoordinator coordinator([&](FakeCoordinator::Stream* stream) {
-      stream->Write(FakeCoordinator::Welcome());
-      std::uint64_t asked = 0;
-      while (FakeCoordinator::AskUntilRefused(stream, &asked)) std::call_once(full, begun);
-    });
-    v1::SessionRequest open = RawSession::OpenRequest(1, 2, "engines");
-    open.mutable_open_session()->set_coordinator(coordinator.address());
-    for (;;) {
-      RawSession rank(target.socket);
-      if (rank.Send(open)) rank.End();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it may have been refused
-    }
-  });
-}
-
 // Registers layouts on GPUs that do not exist, without a pause and several at a time: a worker
 // looks for each.
 void WorkerStarts(const Target& target) {
@@ -383,7 +360,6 @@ Attacks SessionAttacks() {
       {"punched_holes", {PunchedHoles}},
       {"kept_holes", {KeptHoles}},
       {"worker_starts", {WorkerStarts}},
-      {"coordinator_engines", {CoordinatorEngines}},
       {"steps_across", {StepsAcross, /*on_peer_port=*/false, /*across=*/true}},
       {"registrations_across", {RegistrationsAcross, /*on_peer_port=*/false, /*across=*/true}},
   };

@@ -20,6 +20,7 @@
 #include "daemon/engine/local_address.h"
 #include "daemon/engine/socket_owner.h"
 #include "daemon/rpc/client_input.h"
+#include "daemon/rpc/vain_bytes.h"
 #include "daemon/session/descriptor_quota.h"
 #include "tests/kit/manual_clock.h"
 
@@ -345,8 +346,12 @@ class SilentSenders : public testing::Test {
   static void Send(const Sender& sender, std::size_t bytes) {
     std::string data(bytes, 'a');
     ASSERT_EQ(send(sender.theirs.get(), data.data(), bytes, 0), static_cast<ssize_t>(bytes));
-    ASSERT_EQ(recv(sender.ours.get(), data.data(), bytes, MSG_WAITALL),
-              static_cast<ssize_t>(bytes));
+    iovec part{data.data(), bytes};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    // As gRPC reads.
+    ASSERT_EQ(recvmsg(sender.ours.get(), &message, MSG_WAITALL), static_cast<ssize_t>(bytes));
   }
   // How many connections a look ends.
   std::size_t Look() {
@@ -456,41 +461,31 @@ TEST_F(SilentSenders, ConnectionWhoseStreamsHaveEndedMaySendALittle) {
   }
 }
 
-// What has been read of each connection, as gRPC reads it, and one byte more that has come.
 class VainSenders : public SilentSenders {
  protected:
-  Sender ConnectWithAByte() {
-    Sender sender = Connect(kStranger);
-    EXPECT_EQ(send(sender.theirs.get(), "a", 1, 0), 1);
-    AwaitByte(sender);
-    return sender;
+  static constexpr std::size_t kPiece = 10'000;
+  static constexpr VainBytes::Most kMost = {10 * kPiece, 25 * kPiece, kPiece};
+
+  // They are read.
+  static void SendPieces(const Sender& sender, int pieces) {
+    for (int i = 0; i < pieces; ++i) Send(sender, kPiece);
   }
-  static void SendMore(const Sender& sender, std::size_t bytes) {
-    Send(sender, bytes);
-    AwaitByte(sender);
-  }
-  // As a stream does that gets a call or a message.
-  void Hear(const Sender& sender) { ++InputOf(sender)->received; }
+  // As a stream does that gets a message.
+  void Hear(const Sender& sender, std::size_t bytes) { InputOf(sender)->Count(bytes); }
   std::shared_ptr<ClientInput> InputOf(const Sender& sender) {
     const TcpEnd end = TcpEnd::Of(sender.peer);
     return limit_.InputOf(std::string(end.ip.begin(), end.ip.end()), end.port);
   }
-  std::size_t Look() { return limit_.EndVain(kMuch).size(); }
-
- private:
-  static void AwaitByte(const Sender& sender) {
-    char byte = 0;
-    EXPECT_EQ(recv(sender.ours.get(), &byte, 1, MSG_PEEK), 1);
-  }
+  std::size_t Look() { return limit_.EndVain(kMost).size(); }
 };
 
 TEST_F(VainSenders, EndOnceMuchWasReadWithoutACallOrMessage) {
-  const Sender sender = ConnectWithAByte();
-  const Sender other = ConnectWithAByte();
-  SendMore(sender, kMuch);
-  SendMore(other, kMuch);
+  const Sender sender = Connect(kStranger);
+  const Sender other = Connect(kStranger);
+  SendPieces(sender, 10);
+  SendPieces(other, 10);
   EXPECT_EQ(Look(), 0u) << "not more than it may";
-  SendMore(sender, 1);
+  Send(sender, 1);
   EXPECT_EQ(Look(), 1u);
   EXPECT_TRUE(Ended(sender));
   EXPECT_FALSE(Ended(other));
@@ -501,26 +496,68 @@ TEST_F(VainSenders, EndOnceMuchWasReadWithoutACallOrMessage) {
   EXPECT_TRUE(absl::StrContains(refused.message(), "did harm")) << refused;
 }
 
-TEST_F(VainSenders, StayIfCallsOrMessagesCome) {
-  const Sender sender = ConnectWithAByte();
+TEST_F(VainSenders, StayIfMessagesComeOfWhatIsRead) {
+  const Sender sender = Connect(kStranger);
   for (int message = 0; message < 5; ++message) {
-    SendMore(sender, 3 * kMuch);
-    Hear(sender);
+    SendPieces(sender, 9);
+    EXPECT_EQ(Look(), 0u) << "a message has not come as a whole";
+    Hear(sender, 9 * kPiece);
     EXPECT_EQ(Look(), 0u);
   }
-  SendMore(sender, kMuch);
-  EXPECT_EQ(Look(), 0u);
-  SendMore(sender, 1);
+  SendPieces(sender, 10);
+  Send(sender, 1);
   EXPECT_EQ(Look(), 1u) << "the messages of earlier do not count for ever";
+}
+
+TEST_F(VainSenders, EndIfShortMessagesComeBesideALongOneWithoutEnd) {
+  const Sender sender = Connect(kStranger);
+  for (int piece = 0; piece < 10; ++piece) {
+    SendPieces(sender, 1);
+    Hear(sender, 0);
+    EXPECT_EQ(Look(), 0u);
+  }
+  SendPieces(sender, 1);
+  EXPECT_EQ(Look(), 1u);
+}
+
+TEST_F(VainSenders, EndIfMuchWasReadOfACallersConnectionsTogether) {
+  std::vector<Sender> senders;
+  for (int i = 0; i < 5; ++i) senders.push_back(Connect(kStranger));
+  const Sender modest = Connect(kStranger);
+  const Sender other = Connect(kStranger + 1);
+  for (const Sender& sender : senders) SendPieces(sender, 5);
+  SendPieces(other, 5);
+  EXPECT_EQ(Look(), 0u) << "not more than they may";
+  SendPieces(modest, 1);
+  EXPECT_EQ(Look(), 5u);
+  EXPECT_FALSE(Ended(modest));
+  EXPECT_FALSE(Ended(other));
 }
 
 // gRPC's threads have other things to do.
 TEST_F(VainSenders, StayWhileNothingIsRead) {
-  const Sender sender = ConnectWithAByte();
-  const std::string data(5 * kMuch, 'a');
+  const Sender sender = Connect(kStranger);
+  const std::string data(11 * kPiece, 'a');
   ASSERT_EQ(send(sender.theirs.get(), data.data(), data.size(), 0),
             static_cast<ssize_t>(data.size()));
-  for (int look = 0; look < 100; ++look) EXPECT_EQ(Look(), 0u);
+  EXPECT_EQ(Look(), 0u);
+}
+
+TEST_F(VainSenders, WhatIsReadOfALaterConnectionWithTheSameNumberDoesNotCount) {
+  Sender closed = Connect(kStranger);
+  const Sender other = Connect(kStranger);
+  const int number = closed.ours.get();
+  closed.theirs.reset();
+  closed.ours.reset();
+  const Sender later = Connect(kStranger + 1);
+  ASSERT_EQ(later.ours.get(), number);
+  for (int i = 0; i < 4; ++i) {
+    SendPieces(later, 9);
+    Hear(later, 9 * kPiece);
+    EXPECT_EQ(Look(), 0u);
+  }
+  SendPieces(other, 2);
+  EXPECT_EQ(Look(), 0u);
 }
 
 TEST_F(VainSenders, EndAfterACallWithTooLongHeaders) {

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/rpc/client_input.h"
+#include "daemon/rpc/vain_bytes.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/soon.h"
 
@@ -351,51 +353,67 @@ TEST_F(RecentCallsTest, ItEndsAlsoIfALookHasJustSeenItsCalls) {
   EXPECT_TRUE(Soon([&] { return !reset_->connected(); }));
 }
 
-// Nobody reads what the client sends.
-class UnreadBytesTest : public UserConnectionsTest {
+class VainBytesTest : public UserConnectionsTest {
  protected:
-  UnreadBytesTest() { EXPECT_TRUE(Expect(pair_).ok()); }
+  VainBytesTest() { EXPECT_TRUE(Expect(pair_).ok()); }
 
-  void SendMany() {
-    const std::string bytes(UserConnections::kVainBytes + 1, 'x');
-    ASSERT_EQ(send(pair_.theirs.get(), bytes.data(), bytes.size(), 0),
-              static_cast<ssize_t>(bytes.size()));
+  // The client sends, and gRPC reads.
+  static void Read(const Pair& pair, std::uint64_t bytes) {
+    std::string data(64 << 10, 'x');
+    while (bytes > 0) {
+      const std::size_t size = std::min<std::uint64_t>(data.size(), bytes);
+      ASSERT_EQ(send(pair.theirs.get(), data.data(), size, 0), static_cast<ssize_t>(size));
+      iovec part{data.data(), size};
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      ASSERT_EQ(recvmsg(pair.ours.get(), &message, MSG_WAITALL), static_cast<ssize_t>(size));
+      bytes -= size;
+    }
   }
-  void Watch(int looks = 1) {
-    for (int look = 0; look < looks; ++look) WatchAt(now_ns_ += kTickNs);
-  }
+  void Watch() { WatchAt(now_ns_ += kTickNs); }
   bool MayConnect() { return Expect(Open()).ok(); }
+
+  static constexpr std::uint64_t kMost = UserConnections::kMostVain.one;
 
   Pair pair_ = Open();
 };
 
-TEST_F(UnreadBytesTest, ConnectionEndsIfNoCallOrMessageComesOfItsBytes) {
-  SendMany();
-  Watch(UserConnections::kVainLooks);
-  WatchAt(now_ns_ + 1);  // too soon to count
+TEST_F(VainBytesTest, ConnectionEndsIfNoCallOrMessageComesOfItsBytes) {
+  Read(pair_, kMost);
+  Watch();
   EXPECT_FALSE(pair_.ended());
   EXPECT_TRUE(MayConnect());
+  Read(pair_, 1);
   Watch();
   EXPECT_TRUE(pair_.ended());
   EXPECT_FALSE(MayConnect()) << "its user is paused";
 }
 
-TEST_F(UnreadBytesTest, ConnectionStaysIfCallsOrMessagesComeOfItsBytes) {
-  SendMany();
-  for (int i = 0; i < 5; ++i) {
-    Watch(UserConnections::kVainLooks);
-    pair_.input->received.fetch_add(1);
+TEST_F(VainBytesTest, ConnectionStaysIfMessagesComeOfItsBytes) {
+  for (int message = 0; message < 5; ++message) {
+    Read(pair_, kMost);
+    Watch();
+    pair_.input->Count(kMost);
   }
   EXPECT_FALSE(pair_.ended());
   EXPECT_TRUE(MayConnect());
 }
 
-TEST_F(UnreadBytesTest, ConnectionStaysIfItsBytesAreRead) {
-  for (int look = 0; look < 2 * UserConnections::kVainLooks; ++look) Watch();
+TEST_F(VainBytesTest, ConnectionsEndIfTheyReadMuchInVainTogether) {
+  constexpr VainBytes::Most kMostVain = UserConnections::kMostVain;
+  std::vector<Pair> pairs;
+  for (std::uint64_t sum = 0; sum <= kMostVain.all; sum += kMostVain.one) {
+    ASSERT_TRUE(Expect(pairs.emplace_back(Open())).ok());
+    Read(pairs.back(), kMostVain.one);
+  }
+  Read(pair_, kMostVain.some);
+  Watch();
+  for (const Pair& pair : pairs) EXPECT_TRUE(pair.ended());
   EXPECT_FALSE(pair_.ended());
 }
 
-TEST_F(UnreadBytesTest, ConnectionEndsAtOnceIfACallHadTooLongHeaders) {
+TEST_F(VainBytesTest, ConnectionEndsAtOnceIfACallHadTooLongHeaders) {
   pair_.input->long_headers.store(true);
   Watch();
   EXPECT_TRUE(pair_.ended());
