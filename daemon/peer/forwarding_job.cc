@@ -1,5 +1,6 @@
 #include "daemon/peer/forwarding_job.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -205,8 +206,11 @@ void ForwardingJob::End(const absl::Status& why) {
 bool ForwardingJob::EndIsOverdue(std::uint64_t now_ns, bool excused) {
   MutexLock lock(&mutex_);
   if (!end_sent_ || sink_ == nullptr) return false;
-  if (excused || end_owed_since_ns_ == 0) end_owed_since_ns_ = now_ns;
-  return now_ns > end_owed_since_ns_ + kEndLimitNs;
+  const std::uint64_t passed_ns =
+      end_asked_ns_ == 0 ? 0 : std::min(now_ns - end_asked_ns_, kLongestTickNs);
+  end_asked_ns_ = now_ns;
+  end_owed_ns_ += excused ? passed_ns / kExcusedPart : passed_ns;
+  return end_owed_ns_ > kEndLimitNs;
 }
 
 // ---- JobPort ------------------------------------------------------------------------------------

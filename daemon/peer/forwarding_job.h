@@ -27,6 +27,12 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
  public:
   // A job's end waits for what is in flight. A sound coordinator is far faster.
   static constexpr std::uint64_t kEndLimitNs = 30'000'000'000;
+  // Of excused time, one part in so many counts. So a coordinator that is always excused has 5
+  // minutes.
+  static constexpr std::uint64_t kExcusedPart = 10;
+  // The most time that counts from one call of EndIsOverdue() to the next. In a longer pause this
+  // daemon itself was stopped.
+  static constexpr std::uint64_t kLongestTickNs = 1'000'000'000;
 
   struct Context {
     std::function<void(v1::AttachRequest)> send;
@@ -54,7 +60,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // rank's loss, `why` still counts.
   void WillBeLost(const absl::Status& why);
   // True if the coordinator has been told of the rank's end, and has owed its answer for more than
-  // kEndLimitNs. Call it often. With `excused` it need not have answered yet: its time begins anew.
+  // kEndLimitNs. Call it often. `excused`: since the last call the coordinator had a reason not to
+  // answer; of this time only a tenth counts (kExcusedPart).
   bool EndIsOverdue(std::uint64_t now_ns, bool excused);
   // The memory on which the coordinator launches, until End().
   AgentLayouts& layouts() { return *layouts_; }
@@ -103,8 +110,10 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
   RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
   bool end_sent_ ABSL_GUARDED_BY(mutex_) = false;  // RankEnded was sent
-  // Since when EndIsOverdue() has seen that the coordinator owes the end; 0: it has not.
-  std::uint64_t end_owed_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  // For how long the coordinator has owed the end, as EndIsOverdue() counts, and the time of its
+  // last call; 0: none since RankEnded was sent.
+  std::uint64_t end_owed_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::uint64_t end_asked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // Why the rank was lost here. The coordinator's reason may be another rank, lost with this one.
   absl::Status own_end_ ABSL_GUARDED_BY(mutex_);
   std::map<std::uint64_t, Pending> pending_ ABSL_GUARDED_BY(mutex_);  // by request_id

@@ -372,23 +372,56 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   EXPECT_EQ(ends[0].status.message(), "its process has ended");
 }
 
-TEST_F(ForwardingJobTest, KnowsWhenTheCoordinatorOwesTheRanksEnd) {
-  constexpr std::uint64_t kLimit = ForwardingJob::kEndLimitNs;
-  EXPECT_FALSE(job_->EndIsOverdue(1, /*excused=*/false));
-  std::uint64_t now = 2 * kLimit;
-  EXPECT_FALSE(job_->EndIsOverdue(now, /*excused=*/false)) << "the rank lives";
-  job_->Lose(job_->session(), absl::AbortedError("its process has ended"));
-  EXPECT_FALSE(job_->EndIsOverdue(now, /*excused=*/false));
-  EXPECT_FALSE(job_->EndIsOverdue(now + kLimit, /*excused=*/false));
-  EXPECT_TRUE(job_->EndIsOverdue(now + kLimit + 1, /*excused=*/false));
-  now += kLimit + 1;
-  EXPECT_FALSE(job_->EndIsOverdue(now, /*excused=*/true));
-  EXPECT_FALSE(job_->EndIsOverdue(now + kLimit, /*excused=*/false)) << "its time began anew";
-  EXPECT_TRUE(job_->EndIsOverdue(now + kLimit + 1, /*excused=*/false));
+// The rank is lost, and the link asks once in a second whether the coordinator's answer is overdue.
+class OwedEndTest : public ForwardingJobTest {
+ protected:
+  static constexpr std::uint64_t kSecondNs = 1'000'000'000;
+
+  OwedEndTest() {
+    EXPECT_FALSE(Ask(0)) << "the rank lives";
+    EXPECT_FALSE(Ask(1000)) << "the rank lives";
+    job_->Lose(job_->session(), absl::AbortedError("its process has ended"));
+    EXPECT_FALSE(Ask(1000)) << "its time begins now";
+  }
+
+  bool Ask(std::uint64_t seconds_later, bool excused = false) {
+    now_ns_ += seconds_later * kSecondNs;
+    return job_->EndIsOverdue(now_ns_, excused);
+  }
+  // The second in which the answer is overdue. The coordinator is excused in every
+  // `excused_every`-th one. 0: the answer is not overdue within an hour.
+  int OverdueIn(int excused_every) {
+    for (int second = 1; second <= 3600; ++second) {
+      if (Ask(1, second % excused_every == 0)) return second;
+    }
+    return 0;
+  }
+
+  std::uint64_t now_ns_ = kSecondNs;
+};
+
+constexpr int kNever = 1'000'000;
+constexpr int kAlways = 1;
+
+TEST_F(OwedEndTest, IsOverdueAfterItsTime) { EXPECT_EQ(OverdueIn(kNever), 31); }
+
+// Three of 33 seconds are excused.
+TEST_F(OwedEndTest, AnExcuseBeginsNoNewTime) { EXPECT_EQ(OverdueIn(10), 33); }
+
+TEST_F(OwedEndTest, ACoordinatorThatIsAlwaysExcusedHasTenTimesAsLong) {
+  EXPECT_EQ(OverdueIn(kAlways), 301);
+}
+
+TEST_F(OwedEndTest, OfALongPauseOneSecondCounts) {
+  EXPECT_FALSE(Ask(3600));
+  EXPECT_EQ(OverdueIn(kNever), 30);
+}
+
+TEST_F(OwedEndTest, NothingIsOwedAfterTheAnswer) {
   v1::SessionResponse ending;
   *ending.mutable_session_ending()->mutable_status() = ToProto(absl::AbortedError("lost"));
   EXPECT_TRUE(Take(ending));
-  EXPECT_FALSE(job_->EndIsOverdue(now + 2 * kLimit, /*excused=*/false));
+  EXPECT_EQ(OverdueIn(kNever), 0);
 }
 
 // The message after which a stream ends waits, however much its trainer has left unread.
