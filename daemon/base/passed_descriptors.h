@@ -1,6 +1,6 @@
 // File descriptors that other processes pass over Unix sockets (SCM_RIGHTS). Closing one can take
 // as long as its sender likes: a TCP socket with SO_LINGER waits for the other end of its
-// connection.
+// connection, and a file of FUSE or NFS waits for its server.
 
 #ifndef DAEMON_BASE_PASSED_DESCRIPTORS_H_
 #define DAEMON_BASE_PASSED_DESCRIPTORS_H_
@@ -15,7 +15,9 @@ namespace gradsync::daemon {
 // accepted from it: their message fails with EPERM. False before Linux 6.16: nothing is refused.
 bool RefuseDescriptors(int socket);
 
-// Closes descriptors that nobody expects, and does not wait.
+// Closes descriptors that nobody expects. A socket does not wait, whatever its SO_LINGER. Two other
+// kinds may: a file whose file system asks a server at each close(), and a Unix socket that holds
+// unread descriptors, which the kernel closes as they are.
 void CloseAtOnce(std::vector<UniqueFd> passed);
 
 }  // namespace gradsync::daemon
