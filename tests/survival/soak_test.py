@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 
-from neighbours import Attacker, Steps, attacks_of
+import pytest
+from mortal_job import MortalJob
+from neighbours import Attacker, JobEnded, Steps, attacks_of
 from process_footprint import Footprint, footprint_of, grown
 from soak import Round, faults_of, growth_of, line_of
 
@@ -90,6 +92,90 @@ def test_an_attacker_that_fails_is_a_fault_by_name():
     assert attack("import sys; print('gone', flush=True); sys.stdin.read()") == [
         "attack flood does not begin: gone"
     ]
+
+
+# Plays scripted_trainer. It refuses every command that begins with the file `refused`. Once it runs
+# steps without end it says the file answerRANK, if there is one, and then writes to saidRANK.
+TRAINER = f"""#!{sys.executable}
+import pathlib, sys
+folder, rank = pathlib.Path(__file__).parent, ""
+for line in sys.stdin:
+    rank = next((word[5:] for word in line.split() if word.startswith("rank=")), rank)
+    answer = folder / ("answer" + rank)
+    if "times=" not in line:
+        refused = line.startswith((folder / "refused").read_text())
+        print("code=ABORTED\tmessage=no" if refused else "code=OK", flush=True)
+    elif answer.exists():
+        print(answer.read_text(), flush=True)
+        (folder / ("said" + rank)).write_text("x")
+"""
+TOLD = "code=ABORTED\treason=RANK_LOST\trank=1\tend_ns=0"
+WRONG = "code=WRONG\tmessage=step 7, bucket 1, element 2: 3 instead of 4\tend_ns=0"
+
+
+def mortal_job(folder, answers):
+    """A job that runs steps, and whose ranks 0 to 2 have given these answers."""
+    program = folder / "trainer"
+    program.write_text(TRAINER)
+    program.chmod(0o755)
+    (folder / "refused").write_text("nothing")
+    for rank, answer in enumerate(answers):
+        if answer:
+            (folder / f"answer{rank}").write_text(answer)
+            os.mkfifo(folder / f"said{rank}")
+    job = MortalJob(str(program), 12, "mortal", ["/x.sock"] * 3)
+    job.begin()
+    for rank, answer in enumerate(answers):
+        if answer:
+            (folder / f"said{rank}").read_text()
+    return job
+
+
+def test_survivors_that_are_told_which_rank_is_lost_are_no_fault(tmp_path):
+    job = mortal_job(tmp_path, [TOLD, "", TOLD])
+    assert job.lose(1) == []
+    for rank in (0, 2):
+        (tmp_path / f"answer{rank}").unlink()
+    job.begin()
+    assert job.faults() == []
+    job.kill()
+
+
+def test_a_survivor_that_is_told_late_or_of_another_rank_is_a_fault(tmp_path):
+    late = TOLD.replace("end_ns=0", f"end_ns={2**63}")
+    job = mortal_job(tmp_path, [late, "", TOLD.replace("rank=1", "rank=0")])
+    too_late, another = job.lose(1)
+    assert too_late.startswith("rank 0 of job mortal was told after")
+    assert another == "rank 2 of job mortal was not told that rank 1 was lost: ABORTED RANK_LOST"
+    job.kill()
+
+
+def test_a_wrong_sum_of_any_rank_is_a_fault(tmp_path):
+    job = mortal_job(tmp_path, [WRONG, WRONG, TOLD])
+    assert job.lose(1) == [
+        "rank 0 of job mortal was not told that rank 1 was lost: "
+        "WRONG step 7, bucket 1, element 2: 3 instead of 4",
+        "rank 1 of job mortal: WRONG step 7, bucket 1, element 2: 3 instead of 4, "
+        "before it was killed",
+    ]
+    job.kill()
+
+
+def test_steps_that_end_although_no_rank_was_lost_are_a_fault(tmp_path):
+    job = mortal_job(tmp_path, ["", "", WRONG])
+    assert job.faults() == [
+        "rank 2 of job mortal: WRONG step 7, bucket 1, element 2: 3 instead of 4"
+    ]
+    job.kill()
+
+
+def test_a_job_that_does_not_begin_anew_is_known(tmp_path):
+    job = mortal_job(tmp_path, [TOLD, "", TOLD])
+    assert job.lose(1) == []
+    (tmp_path / "refused").write_text("register")
+    with pytest.raises(JobEnded, match="rank 0 of job mortal: register.*: ABORTED no"):
+        job.begin()
+    job.kill()
 
 
 def test_attacks_are_those_that_the_program_lists(tmp_path):

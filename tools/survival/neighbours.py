@@ -41,7 +41,7 @@ class Steps:
     wrong: int
 
 
-class _Program:
+class Program:
     """A program that reads lines and prints lines. It ends when its input does."""
 
     def __init__(self, command: Sequence[str], name: str, nice: int) -> None:
@@ -62,8 +62,9 @@ class _Program:
         )
 
     @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
+    def has_said(self) -> bool:
+        """Whether line() has something to return now: a line, or the end of the output."""
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def send(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -155,7 +156,7 @@ class Attacker:
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
-        self._program = _Program(command, f"attack {name}", nice=19)
+        self._program = Program(command, f"attack {name}", nice=19)
         self._faults: list[str] = []
         try:
             said = self._program.line()
@@ -180,7 +181,7 @@ class InnocentJob:
         self, program: str, socket: str, uid: int, name: str, flags: Sequence[str] = ()
     ) -> None:
         command = [program, f"--socket={socket}", f"--uid={uid}", f"--job={name}", *flags]
-        self._program = _Program(command, f"job {name}", nice=0)
+        self._program = Program(command, f"job {name}", nice=0)
         self._ready: Optional[bool] = None
 
     def begin(self, steps: int) -> None:
@@ -204,12 +205,7 @@ class InnocentJob:
             raise JobEnded(f"{self._program.name}: {said or self._how()}")
         return Steps(*(int(number) for number in numbers.groups()))
 
-    @property
-    def ended(self) -> bool:
-        return self._program.ended
-
     def kill(self) -> None:
-        """SIGKILL: the daemon loses every rank."""
         self._program.kill()
 
     def _how(self) -> str:

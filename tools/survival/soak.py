@@ -18,6 +18,7 @@ from typing import Any, Optional
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 
 from command_line import count, output_file, write_json
+from mortal_job import MortalJob
 from neighbours import Attacker, InnocentJob, JobEnded, Steps, attacks_of
 from process_footprint import Footprint, grown
 from progress_line import ProgressLine
@@ -36,10 +37,11 @@ tests/fault/memory_attacker.cc, one after the other, beside jobs of other users,
 anything grows or suffers.
 
 Three innocent jobs run steps all the time: one with small buckets, one with large ones, and one
-whose second rank is on another node, a second gradsyncd. A fourth job is killed at random moments
-and begins again. Attackers run at the lowest priority: the daemon cannot keep them from using a CPU
-that the kernel gives them. Those of the peer port run as root, from an address of their own, as
-another machine would.
+whose second rank is on another node, a second gradsyncd. A fourth job has three ranks, each a
+process of its own, in some rounds on both nodes. Under each attack one of them is killed at a
+random moment, and the job begins anew. Attackers run at the lowest priority: the daemon cannot keep
+them from using a CPU that the kernel gives them. Those of the peer port run as root, from an
+address of their own, as another machine would.
 
 It starts daemons of its own. Do not run it on a node in use: it slows other programs down.
 """
@@ -50,6 +52,7 @@ is at its full strength:
   median    at most {_MEDIAN_TIMES:g} times as long, or {_MORE_US} us longer if that is more
   p99       at most {_P99_TIMES:g} times as long, or {_MORE_US} us longer if that is more
   sums      every one is right
+  loss      within 1 s the survivors know which rank is lost; then the job can begin anew
   attacker  goes on until it is told to end, and exits with 0
 
 After each round, and once everything that the attacker made has ended, the processes, open files,
@@ -92,6 +95,9 @@ _JOBS = {
     "across": _JobPlan(23458, ("--buckets=4", "--count=16384"), 500, across=True),
 }
 
+# The nodes on which the ranks of the job that loses one are.
+_MORTAL_NODES = (("attacked",) * 3, ("attacked", "attacked", "other"))
+
 # Name and address of each node's daemon. All loopback addresses belong to this machine.
 _NODES = {"attacked": "127.0.0.1", "other": "127.0.0.2"}
 
@@ -105,7 +111,7 @@ class Round:
       idle: each job's steps before it.
       attacked: each job's steps under it.
       footprints: of each node's daemon and its engines after it, by the node's name.
-      failures: what was wrong with the attacker or the job that dies, as sentences.
+      failures: what was wrong with the attacker or the job that loses a rank, as sentences.
     """
 
     attack: str
@@ -151,6 +157,7 @@ class Soak:
         daemon, other = nodes["attacked"], nodes["other"]
         self._socket = daemon.socket
         self._innocent = programs["innocent"]
+        self._trainer = programs["scripted_trainer"]
         self._random = random.Random(seed)
         self._progress = ProgressLine()
         self.attacks = attacks_of(programs, daemon.socket, daemon.peer, other.socket, _ATTACKER)
@@ -159,7 +166,7 @@ class Soak:
             name: self._job(plan.uid, name, plan.flags + (elsewhere if plan.across else ()))
             for name, plan in _JOBS.items()
         }
-        self._mortal: Optional[InnocentJob] = None
+        self._mortal: Optional[MortalJob] = None
         self.deaths = 0
 
     def close(self) -> None:
@@ -171,16 +178,19 @@ class Soak:
     def run_round(self, attack: str) -> Round:
         """Runs one attack."""
         self._progress.show(f"{attack}: idle")
+        mortal = self._begin_mortal()
         idle = self._steps()
+        # After the first fault the job runs no steps, so there is nothing more to look for.
+        faults = mortal.faults()
         attacker = Attacker(attack, self.attacks[attack])
-        failures: list[str] = []
         try:
             self._progress.show(attack)
-            self._lose_someone()
+            faults = faults or self._lose_a_rank(mortal)
             attacked = self._steps()
-            failures += self._why_mortal_ended(attack)
+            faults = faults or mortal.faults()
         finally:
-            failures += attacker.end()
+            failures = [*attacker.end(), *(f"{attack}: {fault}" for fault in faults)]
+            mortal.kill()
         footprints = {name: daemon.settled() for name, daemon in self._nodes.items()}
         return Round(attack, idle, attacked, footprints, tuple(failures))
 
@@ -193,25 +203,29 @@ class Soak:
             job.begin(_JOBS[name].steps)
         return {name: job.result() for name, job in self._jobs.items()}
 
-    def _lose_someone(self) -> None:
-        """Kills the job that dies, in some step, and begins it again."""
-        if self._mortal is not None:
-            time.sleep(self._random.uniform(0, 0.2))
-            self._mortal.kill()
-            self.deaths += 1
-        self._mortal = self._job(_MORTAL, "mortal", ("--ranks=3", "--count=4096"))
-        self._mortal.begin(10**9)
+    def _begin_mortal(self) -> MortalJob:
+        places = self._random.choice(_MORTAL_NODES)
+        across = len(set(places)) > 1
+        self._mortal = MortalJob(
+            self._trainer,
+            _MORTAL,
+            "mortal_across" if across else "mortal",
+            [self._nodes[name].socket for name in places],
+            self._nodes["attacked"].peer if across else "",
+        )
+        self._mortal.begin()
+        return self._mortal
 
-    def _why_mortal_ended(self, attack: str) -> list[str]:
-        """Empty if only this program ends it."""
-        if self._mortal is None or not self._mortal.ended:
-            return []
+    def _lose_a_rank(self, mortal: MortalJob) -> list[str]:
+        """Kills a rank, in some step, and begins the job anew. Returns what was wrong."""
+        time.sleep(self._random.uniform(0, 0.2))
+        self.deaths += 1
+        faults = mortal.lose(self._random.randrange(len(_MORTAL_NODES[0])))
         try:
-            self._mortal.result()
+            mortal.begin()
         except JobEnded as ended:
-            self._mortal = None
-            return [f"{attack}: {ended}"]
-        return []
+            faults.append(f"the job does not begin anew: {ended}")
+        return faults
 
 
 def line_of(one: Round, seconds: float) -> str:
@@ -247,6 +261,7 @@ def run(options: argparse.Namespace) -> int:
         "attacker": find_program("tests/attack/attacker"),
         "memory_attacker": find_program("tests/fault/memory_attacker"),
         "innocent": find_program("tests/attack/innocent"),
+        "scripted_trainer": find_program("tests/fault/scripted_trainer"),
     }
     program = find_daemon(options.daemon)
     began = time.monotonic()
