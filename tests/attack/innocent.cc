@@ -9,11 +9,12 @@
 // Prints READY when its layout is ready. Then each line of standard input is a number of steps: it
 // runs them and prints "p50_us=N p99_us=N max_us=N wrong=N", or "error=TEXT" and ends. `count` is
 // in float32 elements of a bucket. A step lasts from its first mark to its verdict. `wrong`:
-// buckets with another sum than the ranks' gradients have.
+// buckets with an element that is not the sum of the ranks' gradients.
 
 #include <algorithm>
 #include <csignal>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -40,6 +41,13 @@ struct Rank {
 
 float Written(std::uint32_t rank, std::uint64_t step, std::size_t bucket) {
   return static_cast<float>((rank + 1) * ((step + bucket) % 64 + 1));
+}
+
+// Whether every element has this value. The elements are compared with their neighbours: memcmp is
+// as fast as the memory.
+bool HasOnly(const BucketView& bucket, float value) {
+  const auto* const data = static_cast<const float*>(bucket.data);
+  return data[0] == value && std::memcmp(data, data + 1, (bucket.count - 1) * sizeof(float)) == 0;
 }
 
 void Join(const SessionOptions& options, const LayoutSpec& spec, Rank* rank) {
@@ -70,9 +78,7 @@ absl::Status Step(std::uint32_t ranks, std::uint32_t number, Rank* rank) {
   for (std::size_t i = 0; i < layout.bucket_count(); ++i) {
     float sum = 0;
     for (std::uint32_t other = 0; other < ranks; ++other) sum += Written(other, step, i);
-    const BucketView bucket = layout.bucket(i);
-    const auto* const data = static_cast<const float*>(bucket.data);
-    if (data[0] != sum || data[bucket.count - 1] != sum) ++rank->wrong;
+    if (!HasOnly(layout.bucket(i), sum)) ++rank->wrong;
   }
   return absl::OkStatus();
 }
