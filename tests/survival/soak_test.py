@@ -37,6 +37,12 @@ def test_a_slow_median_a_slow_p99_and_a_wrong_sum_are_faults():
     assert under(Steps(2000, 3000, 3000, 1)) == ["flood: job small has 1 wrong sums"]
 
 
+def test_a_step_that_is_longer_than_a_second_is_a_fault():
+    assert under(Steps(2000, 3000, 1_000_001, 0)) == [
+        "flood: job small: max_us 1000001, 9000 without it; at most 1000000"
+    ]
+
+
 def test_a_fast_step_may_take_a_millisecond_longer():
     assert under(Steps(1100, 1200, 1200, 0), FAST) == []
     assert under(Steps(1101, 1200, 1200, 0), FAST) == [
@@ -62,12 +68,12 @@ def test_growth_of_each_node_is_known_when_attacks_have_run_twice():
         assert fault.startswith(f"node {name}: files has grown from 30 to")
 
 
-def test_a_line_has_each_job_and_the_footprints():
+def test_a_line_has_each_jobs_steps_and_the_footprints():
     other = dataclasses.replace(FOOTPRINT, files=31)
     footprints = {"attacked": FOOTPRINT, "other": other}
     words = line_of(Round("flood", {"small": IDLE}, {"small": FAST}, footprints), 12).split()
     nodes = "97.7 2 30 20 500 97.7 2 31 20 500"
-    assert words == f"12 flood 100 0.05 200 0.07 {nodes}".split()
+    assert words == f"12 flood 100 0.05 200 0.07 9000 {nodes}".split()
 
 
 def attack(program):

@@ -30,6 +30,9 @@ _MEDIAN_TIMES = 3.0
 _P99_TIMES = 5.0
 # That much longer it may always take: a delay that the kernel alone can cause on a busy machine.
 _MORE_US = 1000
+# No step may take longer, as in tests/attack/harmful_connections_test.cc. It is many turns of the
+# threads of all these programs on two cores.
+_LONGEST_US = 1_000_000
 
 _DESCRIPTION = """\
 Runs a gradsyncd for N minutes under every attack of tests/attack and of
@@ -51,6 +54,7 @@ is at its full strength:
 
   median    at most {_MEDIAN_TIMES:g} times as long, or {_MORE_US} us longer if that is more
   p99       at most {_P99_TIMES:g} times as long, or {_MORE_US} us longer if that is more
+  longest   at most {_LONGEST_US} us
   sums      every one is right
   loss      within 1 s the survivors know which rank is lost; then the job can begin anew
   attacker  goes on until it is told to end, and exits with 0
@@ -141,6 +145,11 @@ def faults_of(one: Round) -> list[str]:
                     f"{one.attack}: job {name}: {kind} {under}, {before} without it; "
                     f"at most {most:g}"
                 )
+        if steps.max_us > _LONGEST_US:
+            faults.append(
+                f"{one.attack}: job {name}: max_us {steps.max_us}, {idle.max_us} without it; "
+                f"at most {_LONGEST_US}"
+            )
     return faults
 
 
@@ -235,6 +244,7 @@ def line_of(one: Round, seconds: float) -> str:
         idle = one.idle[name]
         words.append(f"{steps.p50_us:10} {steps.p50_us / max(1, idle.p50_us):5.2f}")
         words.append(f"{steps.p99_us:7} {steps.p99_us / max(1, idle.p99_us):5.2f}")
+        words.append(f"{steps.max_us:7}")
     for now in one.footprints.values():
         words.append(f"{now.memory_kib / 1024:12.1f} {now.processes:6} {now.files:6}")
         words.append(f"{now.threads:8} {now.mappings:9}")
@@ -244,10 +254,10 @@ def line_of(one: Round, seconds: float) -> str:
 _LEGEND = f"""\
 Each job's steps under attack, in us. x: how many times as long as without it, at most
 {_MEDIAN_TIMES:g} (p50) and {_P99_TIMES:g} (p99), or {_MORE_US} us longer if that is more.
-Then each daemon and its engines after the attack."""
+max: the longest step, at most {_LONGEST_US}. Then each daemon and its engines after the attack."""
 _HEAD = (
     f"{'seconds':>7}  {'attack':22} "
-    + " ".join(f"{name + ' p50':>10} {'x':>5} {'p99':>7} {'x':>5}" for name in _JOBS)
+    + " ".join(f"{name + ' p50':>10} {'x':>5} {'p99':>7} {'x':>5} {'max':>7}" for name in _JOBS)
     + "".join(
         f" {name + ' MiB':>12} {'procs':>6} {'files':>6} {'threads':>8} {'mappings':>9}"
         for name in _NODES
