@@ -10,6 +10,7 @@ from mortal_job import MortalJob
 from neighbours import Attacker, JobEnded, Steps, attacks_of
 from process_footprint import Footprint, footprint_of, grown
 from soak import Round, faults_of, growth_of, line_of
+from stranger_daemon import StrangerDaemon
 
 IDLE = Steps(p50_us=2000, p99_us=3000, max_us=9000, wrong=0)
 FAST = Steps(p50_us=100, p99_us=200, max_us=9000, wrong=0)
@@ -200,6 +201,24 @@ def test_attacks_are_those_that_the_program_lists(tmp_path):
     ]
     assert attacks["peer_flood"][1] == "--attack=peer_flood"
     assert attacks["unread_answers"] == ["/bin/memory_attacker", "/x.sock", "unread", "16"]
+
+
+# Plays gradsyncd: writes its options into its socket, and waits for the reader of the other one.
+DAEMON = """#!/bin/sh
+printf '%s ' "$@" > "${1#--socket=}"
+side="${1#--socket=}"; side="${side%.sock}-fd.sock"
+mkfifo "$side"; read line < "$side"
+"""
+
+
+def test_the_daemon_starts_workers_or_worker_starts_would_attack_nothing(tmp_path):
+    program = tmp_path / "gradsyncd"
+    program.write_text(DAEMON)
+    program.chmod(0o755)
+    with StrangerDaemon(str(program), tmp_path, "node", "127.0.0.1") as daemon:
+        options = (tmp_path / "node.sock").read_text().split()
+    assert options[0] == f"--socket={daemon.socket}"
+    assert "--cuda_library=libcuda.so.1" in options
 
 
 def test_everything_that_grows_is_a_fault():

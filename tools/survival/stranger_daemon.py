@@ -37,7 +37,9 @@ class StrangerDaemon:
                 f"--socket={self.socket}",
                 f"--node_name={name}",
                 f"--peer_listen={self.peer}",
-                "--cuda_library=none",
+                # As the daemon has it by default: only then does the attack worker_starts start
+                # workers, with or without a driver on this machine.
+                "--cuda_library=libcuda.so.1",
             ],
             stderr=self._log,
             preexec_fn=end_with_parent,
