@@ -49,9 +49,8 @@ INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
                          testing::Values("peer_connections", "peer_reset_attach",
                                          "peer_reset_unknown", "peer_nothings",
                                          "peer_silent_streams", "peer_greeted_streams",
-                                         "peer_pings", "peer_endless_messages",
-                                         "coordinator_engines", "side_connections", "side_requests",
-                                         "punched_holes"),
+                                         "peer_pings", "peer_endless_messages", "side_connections",
+                                         "side_requests", "punched_holes", "staging_holes"),
                          [](const auto& one) { return one.param; });
 
 // The attacker has little memory, and the daemon may take little more than without the attack. So

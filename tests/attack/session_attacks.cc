@@ -153,6 +153,25 @@ void FreePages(const fault::RawMemory& memory) {
             static_cast<off_t>(memory.size()));
 }
 
+// Frees the pages of this memory all the time, until its own end.
+class Puncher {
+ public:
+  explicit Puncher(const fault::RawMemory& memory)
+      : thread_([this, &memory] {
+          while (!stop_) FreePages(memory);
+        }) {}
+  ~Puncher() {
+    stop_ = true;
+    thread_.join();
+  }
+  Puncher(const Puncher&) = delete;
+  Puncher& operator=(const Puncher&) = delete;
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;  // last: it uses the other members
+};
+
 // Frees the pages of its arena all the time, while it maps it, while the daemon checks it and in a
 // step. Begins again when the daemon has ended the session.
 void PunchedHoles(const Target& target) {
@@ -164,12 +183,7 @@ void PunchedHoles(const Target& target) {
     const auto arena = rank.Map(*assigned, target.side_socket, /*populate=*/false);
     if (arena == nullptr || arena->data() == nullptr) return;
     rank.semaphores()->Populate();
-    std::atomic<bool> punching{true};
-    std::thread puncher([&] {
-      while (punching) {
-        FreePages(*arena);
-      }
-    });
+    const Puncher puncher(*arena);
     madvise(arena->data(), arena->size(), MADV_POPULATE_WRITE);
     if (thread % 2 == 0) arena->Seal();  // else the daemon may see that it is not sealed
     if (rank.Mapped(assigned->channel()) &&
@@ -177,8 +191,28 @@ void PunchedHoles(const Target& target) {
         rank.EndStep(assigned->channel(), 1, /*ready_rest=*/true)) {
       rank.Await(v1::SessionResponse::kStepDone);
     }
-    punching = false;
-    puncher.join();
+  });
+}
+
+// The same with the staging memory of two ranks, while the daemon checks and reduces it.
+void StagingHoles(const Target& target) {
+  Repeat(2, [&](int thread) {
+    RawSession ranks[] = {RawSession(target.socket), RawSession(target.socket)};
+    std::unique_ptr<fault::RawMemory> staging[2];
+    for (std::uint32_t rank = 0; rank < 2; ++rank) {
+      const auto opened = ranks[rank].Open(rank, 2, "staging" + std::to_string(thread));
+      if (!opened.has_value()) return;
+      staging[rank] = RawSession::MapStaging(*opened, target.side_socket);
+      if (staging[rank] == nullptr || staging[rank]->data() == nullptr) return;
+    }
+    const Puncher first(*staging[0]), second(*staging[1]);
+    for (int rank = 0; rank < 2; ++rank) {
+      fault::RawMemory& memory = *staging[rank];
+      madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
+      if (thread == 0) memory.Seal();  // else the daemon may see that it is not sealed
+      if (!ranks[rank].Send(RawSession::AllReduceRequest(memory.size() / sizeof(float)))) return;
+    }
+    for (RawSession& rank : ranks) rank.Receive();  // done, or refused
   });
 }
 
@@ -358,6 +392,7 @@ Attacks SessionAttacks() {
       {"abandoned_steps", {AbandonedSteps}},
       {"short_timeouts", {ShortTimeouts}},
       {"punched_holes", {PunchedHoles}},
+      {"staging_holes", {StagingHoles}},
       {"kept_holes", {KeptHoles}},
       {"worker_starts", {WorkerStarts}},
       {"steps_across", {StepsAcross, /*on_peer_port=*/false, /*across=*/true}},

@@ -176,6 +176,22 @@ std::optional<v1::SessionOpened> RawSession::Open(std::uint32_t rank, std::uint3
   return response->session_opened();
 }
 
+std::unique_ptr<RawMemory> RawSession::MapStaging(const v1::SessionOpened& opened,
+                                                  const std::string& side_socket) {
+  FdAnswer answer = AskSideSocket(side_socket, FdRequestBytes(opened.staging_nonce()));
+  if (answer.descriptors.size() != 1) return nullptr;
+  return std::make_unique<RawMemory>(std::move(answer.descriptors[0]), opened.staging_bytes());
+}
+
+v1::SessionRequest RawSession::AllReduceRequest(std::uint64_t count) {
+  v1::SessionRequest request;
+  request.mutable_all_reduce()->set_sequence(1);
+  request.mutable_all_reduce()->set_dtype(v1::DATA_TYPE_FLOAT32);
+  request.mutable_all_reduce()->set_count(count);
+  request.mutable_all_reduce()->set_op(v1::REDUCE_OP_SUM);
+  return request;
+}
+
 v1::SessionRequest RawSession::LayoutRequest(std::size_t buckets, std::uint64_t count,
                                              const std::string& name) {
   v1::SessionRequest request;

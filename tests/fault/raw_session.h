@@ -94,6 +94,11 @@ class RawSession {
   // Opens the session and returns the answer.
   std::optional<v1::SessionOpened> Open(std::uint32_t rank, std::uint32_t world_size,
                                         const std::string& job);
+  // Maps the session's staging memory, and populates none of it. Null on failure.
+  static std::unique_ptr<RawMemory> MapStaging(const v1::SessionOpened& opened,
+                                               const std::string& side_socket);
+  // The sum of so many float32 values at the start of the staging memory, as the first operation.
+  static v1::SessionRequest AllReduceRequest(std::uint64_t count);
   static v1::SessionRequest LayoutRequest(std::size_t buckets, std::uint64_t count,
                                           const std::string& name = "default");
   std::optional<v1::LayoutAssigned> Register(const v1::SessionRequest& request);

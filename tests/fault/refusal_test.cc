@@ -13,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "gtest/gtest.h"
 #include "tests/fault/raw_session.h"
@@ -429,23 +428,14 @@ TEST(Arena, CannotLosePagesBetweenTheMarksOfTwoRanks) {
 
 // ---- Staging memory
 
-v1::SessionRequest AllReduceOfTheFirstPage() {
-  return RequestWith([](v1::SessionRequest* request) {
-    request->mutable_all_reduce()->set_sequence(1);
-    request->mutable_all_reduce()->set_dtype(v1::DATA_TYPE_FLOAT32);
-    request->mutable_all_reduce()->set_count(1024);
-    request->mutable_all_reduce()->set_op(v1::REDUCE_OP_SUM);
-  });
-}
+v1::SessionRequest AllReduceOfTheFirstPage() { return RawSession::AllReduceRequest(1024); }
 
 // Opens a session of a job of one rank, and maps its staging memory. Null on failure.
 std::unique_ptr<RawMemory> OpenAndMapStaging(const TestDaemon& daemon, const std::string& job,
                                              RawSession* rank) {
   const auto opened = rank->Open(0, 1, job);
   if (!opened.has_value()) return nullptr;
-  FdAnswer answer = AskSideSocket(daemon.side_socket(), FdRequestBytes(opened->staging_nonce()));
-  if (answer.descriptors.size() != 1) return nullptr;
-  return std::make_unique<RawMemory>(std::move(answer.descriptors[0]), opened->staging_bytes());
+  return RawSession::MapStaging(*opened, daemon.side_socket());
 }
 
 int PunchHole(const RawMemory& memory, std::size_t at, std::size_t bytes) {
