@@ -1,6 +1,7 @@
 // A user who attacks a daemon, until standard input ends.
 //
 //   attacker --attack=NAME --socket=PATH [--peer=HOST:PORT] [--other_socket=PATH] [--uid=N]
+//            [--victim_user=N --victim_job=NAME --victim_ranks=N]
 //   attacker --list     prints the names of all attacks
 //
 // It prints READY when the attack is at its full strength, and goes on. It never fails for what the
@@ -9,8 +10,9 @@
 //
 // Attacks on the peer port need --peer. They come from an address of their own, as another
 // machine's would, and keep this process's user: without TLS the daemon refuses other users of its
-// own machine. Attacks across nodes need --peer and --other_socket: they are trainers on both
-// nodes, of a job that the first one's daemon coordinates.
+// own machine; peer_strangers is such a user. Attacks across nodes need --peer and --other_socket:
+// they are trainers on both nodes, of a job that the first one's daemon coordinates. Attacks on one
+// job need the flags of the victim: they try to take a rank of that job.
 
 #include "tests/attack/attacker.h"
 
@@ -89,7 +91,16 @@ int Main(int argc, char** argv) {
   }
   if (!flags["--uid"].empty()) {
     target.user = static_cast<std::uint32_t>(std::stoul(flags["--uid"]));
-    if (!attack.on_peer_port && !BecomeUser(target.user)) return 1;
+    if (!attack.on_peer_port && !attack.on_victim && !BecomeUser(target.user)) return 1;
+  }
+  if (!flags["--victim_job"].empty()) {
+    target.victim = {static_cast<std::uint32_t>(std::stoul(flags["--victim_user"])),
+                     flags["--victim_job"],
+                     static_cast<std::uint32_t>(std::stoul(flags["--victim_ranks"]))};
+  }
+  if (attack.on_victim && target.victim.job.empty()) {
+    std::cerr << "attacker: --victim_user=N --victim_job=NAME --victim_ranks=N" << std::endl;
+    return 2;
   }
   std::thread([&] { attack.run(target); }).detach();
   char byte = 0;

@@ -10,6 +10,13 @@
 
 namespace gradsync::attack {
 
+// The job at which some attacks aim.
+struct Victim {
+  std::uint32_t user = 0;
+  std::string job;
+  std::uint32_t ranks = 0;
+};
+
 // What an attack uses. Constant.
 struct Target {
   std::string socket;
@@ -17,13 +24,15 @@ struct Target {
   std::string peer;          // "host:port" where other nodes reach the daemon
   std::string other_socket;  // of another node's daemon
   std::uint32_t user = 0;    // in whose name it says Hello there
+  Victim victim;
 };
 
 // `run` goes on until the process ends.
 struct Attack {
   std::function<void(const Target&)> run;
   bool on_peer_port = false;
-  bool across = false;  // its jobs are on two nodes
+  bool across = false;     // its jobs are on two nodes
+  bool on_victim = false;  // it aims at the victim's job, and becomes some user itself
 };
 using Attacks = std::map<std::string, Attack>;  // by name
 

@@ -25,6 +25,7 @@
 #include "tests/attack/attacker.h"
 #include "tests/attack/raw_http2.h"
 #include "tests/fault/raw_session.h"
+#include "tests/kit/become_user.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/connect.h"
 
@@ -166,6 +167,18 @@ class PeerConnection {
   std::shared_ptr<v1::Peer::Stub> stub_;
 };
 
+v1::AttachRequest HelloOf(std::uint32_t user, const std::string& job) {
+  v1::AttachRequest message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_protocol(1);
+  hello.set_instance(std::string(16, 'x'));
+  hello.set_node_name("attacker");
+  hello.set_uid(user);
+  hello.set_job_id(job);
+  hello.set_staging_bytes(32u << 20);
+  return message;
+}
+
 struct PeerStreamCounts {
   int streams;  // more than an address may have
   int per_connection;
@@ -181,14 +194,7 @@ void PeerStreams(const Target& target, bool greet, const PeerStreamCounts& count
   }
   std::once_flag full;
   OnThreads(counts.streams, [&](int thread, const Begun&) {
-    v1::AttachRequest message;
-    v1::Hello& hello = *message.mutable_hello();
-    hello.set_protocol(1);
-    hello.set_instance(std::string(16, 'x'));
-    hello.set_node_name("attacker");
-    hello.set_uid(target.user);
-    hello.set_job_id("attack" + std::to_string(thread));
-    hello.set_staging_bytes(32u << 20);
+    const auto message = HelloOf(target.user, "attack" + std::to_string(thread));
     PeerConnection& connection =
         connections[static_cast<std::size_t>(thread / counts.per_connection)];
     for (;;) {
@@ -211,6 +217,34 @@ void PeerStreams(const Target& target, bool greet, const PeerStreamCounts& count
       if (alone || end.error_code() == grpc::StatusCode::UNAVAILABLE) connection.Ended(stub);
       std::this_thread::sleep_for(counts.pause);
     }
+  });
+}
+
+// A local user who is not the daemon's says Hello in the name of the victim's job, and opens a
+// session of its rank 0: that would end a job which has this rank.
+void PeerStrangers(const Target& target) {
+  if (!BecomeUser(target.user)) _exit(1);
+  const Victim& victim = target.victim;
+  v1::AttachRequest rank;
+  rank.mutable_rank_request()->set_incarnation(1);
+  v1::SessionRequest& request = *rank.mutable_rank_request()->mutable_request();
+  request = fault::RawSession::OpenRequest(0, victim.ranks, victim.job);
+  v1::JobOptions& options = *request.mutable_open_session()->mutable_options();
+  options.set_divisor(v1::DIVISOR_LIVE_RANKS);
+  options.set_step_timeout_ms(1'800'000);
+  Repeat(4, [&](int) {
+    std::this_thread::sleep_for(kPace);
+    PeerConnection connection(target.peer);
+    const auto stub = connection.Get();
+    if (stub == nullptr) return;
+    grpc::ClientContext context;
+    const auto stream = stub->Attach(&context);
+    stream->Write(HelloOf(victim.user, victim.job));
+    stream->Write(rank);
+    v1::AttachResponse answer;
+    while (stream->Read(&answer)) {
+    }
+    stream->Finish();
   });
 }
 
@@ -388,6 +422,7 @@ Attacks ConnectionAttacks() {
           PeerStreams(t, /*greet=*/true, {276, 69, std::chrono::milliseconds(50)});
         },
         kOnPeerPort}},
+      {"peer_strangers", {PeerStrangers, kOnPeerPort, /*across=*/false, /*on_victim=*/true}},
       {"side_requests", {SideRequests}},
       {"reset_sessions", {[](const Target& t) { Reset(ToSocket(t), kSession); }}},
       {"reset_questions", {[](const Target& t) { Reset(ToSocket(t), kHealth); }}},

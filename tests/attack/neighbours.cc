@@ -43,9 +43,11 @@ Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t us
                    const std::string& peer, const std::string& other_socket,
                    const std::vector<std::string>& command_prefix) {
   std::vector<std::string> arguments = command_prefix;
-  arguments.insert(arguments.end(), {"tests/attack/attacker", "--attack=" + attack,
-                                     "--socket=" + daemon.socket(), "--uid=" + std::to_string(user),
-                                     "--peer=" + peer, "--other_socket=" + other_socket});
+  arguments.insert(
+      arguments.end(),
+      {"tests/attack/attacker", "--attack=" + attack, "--socket=" + daemon.socket(),
+       "--uid=" + std::to_string(user), "--peer=" + peer, "--other_socket=" + other_socket,
+       "--victim_user=" + std::to_string(kInnocent), "--victim_job=another", "--victim_ranks=2"});
   Program program(std::move(arguments));
   ready_ = program.answers->Next(kPatienceMs) == "READY";
   lifeline_ = std::move(program.commands);

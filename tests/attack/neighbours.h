@@ -20,7 +20,8 @@ inline constexpr uid_t kInnocent = 23456;
 // Lets every user reach the daemon's sockets.
 void LetEveryoneIn(const TestDaemon& daemon);
 
-// Runs an attack of attacker.cc, from when it is at its full strength to the destructor.
+// Runs an attack of attacker.cc, on the innocent user's job `another` of two ranks if it aims at a
+// job. It runs from when it is at its full strength to the destructor.
 class Attacker {
  public:
   // `peer`: where other nodes reach the daemon, for an attack that goes there. `other_socket`: of

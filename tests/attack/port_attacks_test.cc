@@ -1,6 +1,6 @@
-// Attacks on the peer port, the side socket and shared memory: another user's jobs go on, on one
-// node and on two, and can begin. tools/soak also measures their steps. Runs outside Bazel's
-// sandbox: inside it root cannot become another user, and cannot make cgroups.
+// Attacks on the peer port, the side socket and shared memory, and on a job that begins: another
+// user's jobs go on, on one node and on two, and can begin. tools/soak also measures their steps.
+// Runs outside Bazel's sandbox: inside it root cannot become another user, and cannot make cgroups.
 
 #include <unistd.h>
 
@@ -50,7 +50,8 @@ INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
                                          "peer_reset_unknown", "peer_nothings",
                                          "peer_silent_streams", "peer_greeted_streams",
                                          "peer_pings", "peer_endless_messages", "side_connections",
-                                         "side_requests", "punched_holes", "staging_holes"),
+                                         "side_requests", "punched_holes", "staging_holes",
+                                         "peer_strangers", "other_tokens"),
                          [](const auto& one) { return one.param; });
 
 // The attacker has little memory, and the daemon may take little more than without the attack. So

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -17,6 +18,7 @@
 #include "gradsync/v1/gradsync.pb.h"
 #include "tests/attack/attacker.h"
 #include "tests/fault/raw_session.h"
+#include "tests/kit/become_user.h"
 
 namespace gradsync::attack {
 namespace {
@@ -353,6 +355,23 @@ void RegistrationsAcross(const Target& target) {
   });
 }
 
+// Other processes of the victim's user, which do not have its job's token, open sessions of the
+// job's rank 0 and keep them: the job is to form nevertheless.
+void OtherTokens(const Target& target) {
+  if (!BecomeUser(target.victim.user)) _exit(1);
+  OnThreads(4, [&](int thread, const Begun& begun) {
+    v1::SessionRequest open = RawSession::OpenRequest(0, target.victim.ranks, target.victim.job);
+    open.mutable_open_session()->set_token("other" + std::to_string(thread));
+    for (;;) {
+      RawSession rank(target.socket);
+      if (rank.Send(open)) rank.Await(v1::SessionResponse::kSessionOpened);
+      begun();
+      rank.End();  // the daemon ends it, or the call's deadline does
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // it may have been refused
+    }
+  });
+}
+
 // Registers layouts on GPUs that do not exist, without a pause and several at a time: a worker
 // looks for each.
 void WorkerStarts(const Target& target) {
@@ -394,6 +413,7 @@ Attacks SessionAttacks() {
       {"punched_holes", {PunchedHoles}},
       {"staging_holes", {StagingHoles}},
       {"kept_holes", {KeptHoles}},
+      {"other_tokens", {OtherTokens, /*on_peer_port=*/false, /*across=*/false, /*on_victim=*/true}},
       {"worker_starts", {WorkerStarts}},
       {"steps_across", {StepsAcross, /*on_peer_port=*/false, /*across=*/true}},
       {"registrations_across", {RegistrationsAcross, /*on_peer_port=*/false, /*across=*/true}},

@@ -190,13 +190,14 @@ def test_attacks_are_those_that_the_program_lists(tmp_path):
     program.write_text("#!/bin/sh\n[ $1 = --list ] && printf 'flood\\npeer_flood\\n'\n")
     program.chmod(0o755)
     programs = {"attacker": str(program), "memory_attacker": "/bin/memory_attacker"}
-    attacks = attacks_of(programs, "/x.sock", "127.0.0.1:7", "/y.sock", 12)
+    attacks = attacks_of(programs, "/x.sock", "127.0.0.1:7", "/y.sock", 12, ["--victim_job=mortal"])
     assert attacks["flood"] == [
         str(program),
         "--attack=flood",
         "--socket=/x.sock",
         "--peer=127.0.0.1:7",
         "--other_socket=/y.sock",
+        "--victim_job=mortal",
         "--uid=12",
     ]
     assert attacks["peer_flood"][1] == "--attack=peer_flood"

@@ -125,7 +125,12 @@ _MEMORY_ATTACKS = {
 
 
 def attacks_of(
-    programs: Mapping[str, str], socket: str, peer: str, other_socket: str, uid: int
+    programs: Mapping[str, str],
+    socket: str,
+    peer: str,
+    other_socket: str,
+    uid: int,
+    victim: Sequence[str],
 ) -> dict[str, list[str]]:
     """All attacks on a daemon: name and command line.
 
@@ -135,10 +140,11 @@ def attacks_of(
       peer: "host:port" where other nodes reach it.
       other_socket: of another node's daemon.
       uid: of the attacker, except on the peer port.
+      victim: flags that name the job at which some attacks aim.
     """
     program = programs["attacker"]
     listed = subprocess.run([program, "--list"], capture_output=True, text=True, check=True)
-    where = [f"--socket={socket}", f"--peer={peer}", f"--other_socket={other_socket}"]
+    where = [f"--socket={socket}", f"--peer={peer}", f"--other_socket={other_socket}", *victim]
     attacks = {
         name: [program, f"--attack={name}", *where, f"--uid={uid}"]
         for name in listed.stdout.split()

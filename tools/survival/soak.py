@@ -68,7 +68,9 @@ did not, or a job failed; 2 wrong usage, or gradsync is not built; 130 interrupt
 """
 
 _ATTACKER = 12345
+# The job that loses a rank, at which some attacks aim: its user and its name.
 _MORTAL = 34567
+_MORTAL_NAME = "mortal"
 
 
 class WrongAttack(Exception):
@@ -169,7 +171,14 @@ class Soak:
         self._trainer = programs["scripted_trainer"]
         self._random = random.Random(seed)
         self._progress = ProgressLine()
-        self.attacks = attacks_of(programs, daemon.socket, daemon.peer, other.socket, _ATTACKER)
+        victim = (
+            f"--victim_user={_MORTAL}",
+            f"--victim_job={_MORTAL_NAME}",
+            f"--victim_ranks={len(_MORTAL_NODES[0])}",
+        )
+        self.attacks = attacks_of(
+            programs, daemon.socket, daemon.peer, other.socket, _ATTACKER, victim
+        )
         elsewhere = (f"--other_socket={other.socket}", f"--coordinator={daemon.peer}")
         self._jobs = {
             name: self._job(plan.uid, name, plan.flags + (elsewhere if plan.across else ()))
@@ -218,7 +227,7 @@ class Soak:
         self._mortal = MortalJob(
             self._trainer,
             _MORTAL,
-            "mortal_across" if across else "mortal",
+            _MORTAL_NAME,
             [self._nodes[name].socket for name in places],
             self._nodes["attacked"].peer if across else "",
         )
