@@ -30,6 +30,18 @@ struct Program {
   std::unique_ptr<ChildProcess> process;
 };
 
+InnocentJob NeighboursJob(const TestDaemon& daemon, const std::string& name) {
+  LetEveryoneIn(daemon);
+  return InnocentJob(daemon, {"--job=" + name}, geteuid() == 0 ? kInnocent : geteuid());
+}
+
+void ExpectSteps(InnocentJob* job) {
+  EXPECT_TRUE(job->ready());
+  const StepTimes times = job->Run(/*steps=*/20);
+  EXPECT_EQ(times.error, "") << "the neighbour's job";
+  EXPECT_EQ(times.wrong, 0u) << "the neighbour's job";
+}
+
 }  // namespace
 
 void LetEveryoneIn(const TestDaemon& daemon) {
@@ -63,8 +75,8 @@ std::string Ask(const TestDaemon& daemon, uid_t user) {
 
 InnocentJob::InnocentJob(const TestDaemon& daemon, const std::vector<std::string>& options,
                          uid_t user) {
-  std::vector<std::string> arguments = {"tests/attack/innocent", "--socket=" + daemon.socket(),
-                                        "--uid=" + std::to_string(user)};
+  std::vector<std::string> arguments = {"tests/attack/innocent", "--socket=" + daemon.socket()};
+  if (user != geteuid()) arguments.push_back("--uid=" + std::to_string(user));
   arguments.insert(arguments.end(), options.begin(), options.end());
   Program program(std::move(arguments));
   commands_ = std::move(program.commands);
@@ -89,6 +101,17 @@ StepTimes InnocentJob::Run(int steps) {
     times = {p50, p99, max, wrong, ""};
   }
   return times;
+}
+
+Neighbour::Neighbour(const TestDaemon& daemon)
+    : daemon_(daemon), job_(NeighboursJob(daemon, "neighbour")) {
+  ExpectSteps(&job_);
+}
+
+void Neighbour::ExpectUnharmed() {
+  ExpectSteps(&job_);
+  InnocentJob another = NeighboursJob(daemon_, "another");
+  ExpectSteps(&another);
 }
 
 std::ostream& operator<<(std::ostream& out, const StepTimes& times) {

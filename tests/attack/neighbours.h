@@ -67,6 +67,20 @@ class InnocentJob {
   bool ready_ = false;
 };
 
+// Another user's job on a daemon, while the test does something else to that daemon. Without root
+// it is another job of the test's own user. Declare it after the daemon.
+class Neighbour {
+ public:
+  // Lets every user reach the daemon, and runs the job's first steps.
+  explicit Neighbour(const TestDaemon& daemon);
+  // The job goes on, and another one of its user can begin.
+  void ExpectUnharmed();
+
+ private:
+  const TestDaemon& daemon_;
+  InnocentJob job_;
+};
+
 }  // namespace gradsync::attack
 
 #endif  // TESTS_ATTACK_NEIGHBOURS_H_

@@ -1,9 +1,11 @@
 // The coordinator's configuration decides how gradients travel between nodes. The other nodes'
-// configuration only bounds what the engine takes there.
+// configuration only bounds what the engine takes there. Runs outside Bazel's sandbox: inside it
+// root cannot become another user.
 
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/attack/neighbours.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
 
@@ -22,6 +24,7 @@ TEST(EngineSettingsTest, EveryNodeFollowsTheCoordinator) {
 TEST(EngineSettingsTest, NoNodeHasMoreLanesOrLargerChunksThanItsOwnOptionsSay) {
   const TwoNodes nodes({"--engine_lanes=4", "--engine_chunk_bytes=4MiB"},
                        {"--engine_lanes=3", "--engine_chunk_bytes=64KiB"});
+  attack::Neighbour neighbour(nodes.beta());
   const auto trainers = nodes.Join();
   ExpectAll(trainers, "register buckets=3 count=200003");
   ExpectAll(trainers, "exact_step 2");
@@ -33,6 +36,7 @@ TEST(EngineSettingsTest, NoNodeHasMoreLanesOrLargerChunksThanItsOwnOptionsSay) {
     EXPECT_EQ(engine.lanes_size(), 3);
     EXPECT_EQ(engine.chunk_bytes(), std::uint64_t{64} << 10);
   }
+  neighbour.ExpectUnharmed();
 }
 
 // What the engines of all users take on this node.

@@ -1,4 +1,5 @@
 // A job that spans nodes: two daemons, each on a loopback address of its own, and real trainers.
+// Runs outside Bazel's sandbox: inside it root cannot become another user.
 
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "proto/gradsync/shared_memory.h"
+#include "tests/attack/neighbours.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
 #include "tests/kit/connect.h"
@@ -615,6 +617,7 @@ TEST_F(NodesTest, TooLargeAMessageEndsItsStream) {
 }
 
 TEST_F(NodesTest, NodeHasABoundOnItsRanksInAJob) {
+  attack::Neighbour neighbour(alpha());
   constexpr std::uint32_t kMost = 1024;
   Stranger stranger(coordinator(), 2 * kMost);  // has rank 1
   for (std::uint32_t rank = 2; rank <= kMost + 1; ++rank) stranger.OpenRank(100 + rank, rank);
@@ -628,6 +631,7 @@ TEST_F(NodesTest, NodeHasABoundOnItsRanksInAJob) {
                 "node stranger has 1024 ranks"),
             std::string::npos)
       << answer->DebugString();
+  neighbour.ExpectUnharmed();
 }
 
 TEST_F(NodesTest, DetachingNodeCannotJoinAgain) {

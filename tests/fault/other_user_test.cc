@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
+#include "tests/attack/neighbours.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
@@ -151,11 +152,13 @@ TEST_F(OtherUsersDaemon, IsRefusedAsAnAgentWithoutTls) {
 TEST_F(OtherUsersDaemon, IsRefusedAsACoordinatorWithoutTls) {
   const TestDaemon stranger({"--peer_listen=127.0.0.3:0", "--node_name=stranger"}, {}, kAsOther);
   const TestDaemon alpha({"--peer_listen=127.0.0.1:0", "--node_name=alpha"});
+  attack::Neighbour neighbour(alpha);
   Trainer attacker(alpha, 0, 2, "job", "coordinator=" + stranger.Status().peer_address());
   const Reply refused = attacker.Join();
   EXPECT_EQ(refused.code, "PERMISSION_DENIED") << refused;
   EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << refused;
   EXPECT_TRUE(absl::StrContains(refused.message, "user 12345")) << refused;
+  neighbour.ExpectUnharmed();
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // A daemon that other nodes can reach: what it reports about that, which peers it accepts, and what
-// it never logs.
+// it never logs. Runs outside Bazel's sandbox: inside it root cannot become another user.
 
 #include <memory>
 #include <string>
@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "tests/attack/neighbours.h"
 #include "tests/fault/peer_certificates.h"
 #include "tests/fault/trainer.h"
 #include "tests/fault/two_nodes.h"
@@ -100,11 +101,13 @@ TEST(PeerExposureTest, OnlyListedCoordinatorsAreDialed) {
   const std::string port = coordinator.substr(coordinator.rfind(':'));
   const TestDaemon beta({"--peer_listen=127.0.0.2:0", "--node_name=beta",
                          "--peer_coordinators=127.0.0.0/24" + port + ", *.cluster.example"});
+  attack::Neighbour neighbour(beta);
   for (const std::string& other :
        {"127.0.1.1" + port, std::string("127.0.0.1:9"), std::string("localhost") + port}) {
     const Reply refused = Trainer(beta, 1, 2, "job", "coordinator=" + other).Join();
     EXPECT_EQ(refused.reason, "COORDINATOR_REFUSED") << other << ": " << refused;
   }
+  neighbour.ExpectUnharmed();
   Trainers trainers;
   trainers.push_back(std::make_unique<Trainer>(alpha, 0, 2, "job", "coordinator=" + coordinator));
   trainers.push_back(std::make_unique<Trainer>(beta, 1, 2, "job", "coordinator=" + coordinator));
@@ -114,10 +117,12 @@ TEST(PeerExposureTest, OnlyListedCoordinatorsAreDialed) {
 
 TEST(PeerExposureTest, CoordinatorIsAHostAndNoOtherAddress) {
   const TestDaemon alpha({"--peer_listen=127.0.0.1:0"});
+  attack::Neighbour neighbour(alpha);
   for (const char* const address : {"unix-abstract:name", "unix:/run/other.sock", "a:b:c"}) {
     const Reply refused = Trainer(alpha, 0, 2, "job", absl::StrCat("coordinator=", address)).Join();
     EXPECT_EQ(refused.reason, "MALFORMED") << address << ": " << refused;
   }
+  neighbour.ExpectUnharmed();
 }
 
 TEST(PeerExposureTest, TokenIsNeverLogged) {

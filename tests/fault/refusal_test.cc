@@ -1,5 +1,6 @@
 // Messages that break the rules of a step. The daemon refuses them from any client; the client
-// library sends none of them: tests/client/steps_test.cc.
+// library sends none of them: tests/client/steps_test.cc. Runs outside Bazel's sandbox: inside it
+// root cannot become another user.
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/attack/neighbours.h"
 #include "tests/fault/raw_session.h"
 #include "tests/fault/trainer.h"
 #include "tests/kit/deadline.h"
@@ -447,6 +449,7 @@ int PunchHole(const RawMemory& memory, std::size_t at, std::size_t bytes) {
 TEST(Staging, IsRefusedWhereverItHasAHole) {
   constexpr std::size_t kPageBytes = 4096, kBytes = std::size_t{4} << 20;
   const TestDaemon daemon({"--staging_bytes=4MiB"});
+  attack::Neighbour neighbour(daemon);
   for (const std::size_t hole : {std::size_t{0}, kBytes / 2, kBytes - kPageBytes}) {
     RawSession rank(daemon.socket());
     const auto staging = OpenAndMapStaging(daemon, "job" + std::to_string(hole), &rank);
@@ -463,10 +466,12 @@ TEST(Staging, IsRefusedWhereverItHasAHole) {
     EXPECT_NE(end.message.find("staging memory"), std::string::npos) << end;
     EXPECT_EQ(AllocatedBlocks(staging->fd()), allocated) << "the daemon has allocated it";
   }
+  neighbour.ExpectUnharmed();
 }
 
 TEST(Staging, CannotLosePagesOnceItIsInUse) {
   const TestDaemon daemon({"--staging_bytes=4MiB"});
+  attack::Neighbour neighbour(daemon);
   RawSession rank(daemon.socket());
   const auto staging = OpenAndMapStaging(daemon, "job", &rank);
   ASSERT_NE(staging, nullptr);
@@ -479,6 +484,7 @@ TEST(Staging, CannotLosePagesOnceItIsInUse) {
   EXPECT_EQ(madvise(staging->data(), staging->size(), MADV_REMOVE), -1);
   EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(AllocatedBlocks(staging->fd()), allocated);
+  neighbour.ExpectUnharmed();
 }
 
 TEST(Layout, IsRefusedIfMalformedAndTheSessionSurvives) {
