@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +39,7 @@ class PodsTest : public testing::Test {
     if (root_.empty()) GTEST_SKIP() << "no cgroups of version 2 that can be changed";
     if (access(Path("kubepods").c_str(), F_OK) == 0) GTEST_SKIP() << "a kubelet runs here";
     for (const char* name : {"kubepods", "kubepods/burstable", kPodA, kPodB}) {
-      if (!Make(name)) GTEST_SKIP() << "cannot make cgroup " << name;
+      if (!Make(name)) GTEST_SKIP() << "mkdir " << Path(name) << ": " << std::strerror(errno);
     }
   }
   void TearDown() override {

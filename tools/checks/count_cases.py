@@ -1,4 +1,4 @@
-"""Counts the test cases of Bazel runs, and shows what those that failed said.
+"""Counts the test cases of Bazel runs, and shows what those that failed or were skipped said.
 
 Usage: count_cases.py FOLDER CONFIG...
 
@@ -7,6 +7,7 @@ FOLDER holds for each CONFIG the run's build events (CONFIG.json) and Bazel's ex
 runs do not count. The last line is `N passed, N failed`, with `, N skipped` if any were.
 """
 
+import collections
 import json
 import pathlib
 import sys
@@ -23,7 +24,7 @@ class Count:
 
     def __init__(self):
         self.passed = 0
-        self.skipped = 0
+        self.skipped = collections.Counter()  # texts: the test, and why it skips cases
         self.failed = []  # texts: the case, where its output is, and the end of it
 
     def add_cases(self, config, label, passed, log, report):
@@ -57,7 +58,7 @@ class Count:
                 or case.get("status") == "notrun"
                 or case.get("result") in ("skipped", "suppressed")
             ):
-                self.skipped += 1
+                self.skipped[f"{config} {label}: {why_skipped(case)}"] += 1
             else:
                 self.passed += 1
         if passed and cases == 0:
@@ -67,6 +68,14 @@ class Count:
             self.failed.append(
                 f"{config} {label} (outside of its cases)\n    {log}{end_of(text_of(log))}"
             )
+
+
+def why_skipped(case):
+    """The reason that a case gives. GoogleTest writes a line with the place above it."""
+    skipped = case.find("skipped")
+    said = "" if skipped is None else skipped.get("message") or skipped.text or ""
+    lines = said.strip().splitlines()
+    return " ".join(lines[1:] or lines) or "disabled, or without a reason"
 
 
 def text_of(log):
@@ -129,11 +138,15 @@ def main():
     count = Count()
     for config in sys.argv[2:]:
         count_run(folder, config, count)
+    if count.skipped:
+        print("Skipped:")
+        for why, cases in sorted(count.skipped.items()):
+            print(f"  {cases} of {why}")
     if count.failed:
         print("Failed:")
         for line in count.failed:
             print("  " + line)
-    skipped = f", {count.skipped} skipped" if count.skipped else ""
+    skipped = f", {sum(count.skipped.values())} skipped" if count.skipped else ""
     print(f"{count.passed} passed, {len(count.failed)} failed{skipped}", flush=True)
     return 1 if count.failed or count.passed == 0 else 0
 
