@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -33,6 +35,7 @@
 #include "daemon/rpc/connections.h"
 #include "daemon/rpc/grpc_log.h"
 #include "daemon/rpc/user_servers.h"
+#include "daemon/session/descriptor_quota.h"
 #include "daemon/session/pod_place.h"
 #include "daemon/session/session_table.h"
 #include "daemon/worker/gpu_reducer.h"
@@ -65,11 +68,20 @@ bool StopSignalWithin(absl::Duration patience) {
   return sigtimedwait(&signals, nullptr, &limit) > 0;
 }
 
-// Raises the limit of descriptors: a session needs about six, and shells often allow 1024.
-void RaiseDescriptorLimit() {
+// How many memory mappings Linux allows a process.
+std::size_t MaxMapCount() {
+  constexpr std::size_t kDefault = 65530;
+  std::size_t count = 0;
+  std::ifstream("/proc/sys/vm/max_map_count") >> count;
+  return count > 0 ? count : kDefault;
+}
+
+// Raises the limit of descriptors: a session needs about six, and shells often allow 1024. The
+// system may allow more of them than there can be mappings: then it is lowered.
+void SetDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
+  limit.rlim_cur = DescriptorQuota::LimitOfProcess(limit.rlim_max, MaxMapCount());
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
@@ -292,7 +304,7 @@ absl::Status Daemon::Check(const Options& options) {
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options, StopGuard* guard) {
-  RaiseDescriptorLimit();
+  SetDescriptorLimit();
   LogWhatGrpcSays();
   auto sockets = OpenSockets(options);
   if (!sockets.ok()) return sockets.status();

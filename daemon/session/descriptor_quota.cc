@@ -13,10 +13,21 @@ namespace {
 // The daemon's own: sockets, epoll, gRPC's, pipes of workers; and what it keeps for clients that
 // ask.
 constexpr std::size_t kDaemonsOwn = 256;
+// This part of the mappings is the daemon's own: 8,191 of Linux's default. An idle daemon has some
+// 400, and two for each thread.
+constexpr std::size_t kDaemonsMappings = 8;
+// How a refusal ends.
+constexpr char kRaise[] =
+    "close connections or sessions, or raise the daemon's limit of descriptors (LimitNOFILE=, and "
+    "vm.max_map_count, which must be larger)";
 
 }  // namespace
 
 DescriptorQuota::DescriptorQuota(std::size_t per_user) : per_user_(per_user) {}
+
+std::size_t DescriptorQuota::LimitOfProcess(std::size_t hard_limit, std::size_t max_map_count) {
+  return std::min(hard_limit, max_map_count - max_map_count / kDaemonsMappings);
+}
 
 std::size_t DescriptorQuota::PerUserOfProcess() {
   rlimit limit{};
@@ -29,8 +40,7 @@ absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::Take(const Tenant& user,
                                                             std::size_t descriptors) {
   if (scarce()) {
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                     "the daemon has few file descriptors left: close connections or sessions, or "
-                     "raise the daemon's limit of descriptors (LimitNOFILE=)");
+                     absl::StrCat("the daemon has few file descriptors left: ", kRaise));
   }
   return TakeForConnection(user, descriptors);
 }
@@ -45,9 +55,7 @@ absl::StatusOr<std::shared_ptr<void>> DescriptorQuota::TakeForConnection(const T
       return MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
           absl::StrCat("the daemon has ", held, " file descriptors open for user ", user.Text(),
-                       ", of ", per_user_,
-                       " that a user may have: close connections or sessions, or raise "
-                       "the daemon's limit of descriptors (LimitNOFILE=)"));
+                       ", of ", per_user_, " that a user may have: ", kRaise));
     }
     state_->held[user] = held + descriptors;
   }

@@ -78,7 +78,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"stall_and_close", {"/usr/bin/prlimit", "--nofile=1024:1024"}},
                     Case{"status_flood", {}}, Case{"nothings", {}, /*users=*/3}, Case{"bulk", {}},
                     Case{"side_clients", {}, /*users=*/5},
-                    Case{"connections", {"/usr/bin/prlimit", "--nofile=1024:1024"}}),
+                    Case{"connections", {"/usr/bin/prlimit", "--nofile=1024:1024"}},
+                    Case{"many_layouts", {"/usr/bin/prlimit", "--nofile=1024:1024"}, /*users=*/2}),
     [](const auto& one) { return one.param.attack; });
 
 // The attacker's own user is not locked out either: a container's probe may have the trainers'

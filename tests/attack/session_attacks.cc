@@ -149,6 +149,39 @@ void Mapping(const Target& target) {
   });
 }
 
+// False: the daemon has refused the layout, or ended the session.
+bool IsGiven(const v1::SessionRequest& layout, RawSession* rank) {
+  if (!rank->Send(layout)) return false;
+  while (const auto answer = rank->Receive()) {
+    if (answer->has_layout_assigned()) return true;
+    if (answer->has_operation_failed()) return false;
+  }
+  return false;
+}
+
+// Keeps as many layouts as it gets: for each the daemon has two descriptors and two mappings. Then
+// it asks for more without a pause.
+void ManyLayouts(const Target& target) {
+  constexpr int kPerSession = 64;
+  OnThreads(1, [&](int, const Begun& begun) {
+    std::vector<std::unique_ptr<RawSession>> kept;
+    for (int job = 0;; ++job) {
+      auto rank = std::make_unique<RawSession>(target.socket);
+      const bool opened = rank->Open(0, 1, "layouts" + std::to_string(job)).has_value();
+      int given = 0;
+      while (
+          opened && given < kPerSession &&
+          IsGiven(RawSession::LayoutRequest(1, 1, "layout" + std::to_string(given)), rank.get())) {
+        ++given;
+      }
+      if (given > 0) kept.push_back(std::move(rank));
+      if (given == kPerSession) continue;
+      begun();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
+    }
+  });
+}
+
 // Fails if they are sealed.
 void FreePages(const fault::RawMemory& memory) {
   fallocate(memory.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
@@ -408,6 +441,7 @@ Attacks SessionAttacks() {
       {"large_buckets", {[](const Target& t) { Steps(t, 2, 4, 4, 2 << 20); }}},
       {"broadcasts", {Broadcasts}},
       {"mapping", {Mapping}},
+      {"many_layouts", {ManyLayouts}},
       {"abandoned_steps", {AbandonedSteps}},
       {"short_timeouts", {ShortTimeouts}},
       {"punched_holes", {PunchedHoles}},

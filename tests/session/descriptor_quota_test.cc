@@ -48,6 +48,16 @@ TEST(DescriptorQuotaTest, IsGivenBackWithTheLastCopy) {
   EXPECT_TRUE(quota.Take(kAlice, 2).ok());
 }
 
+// Each layout has two mappings and two descriptors. The allocators end a process that gets no more
+// mappings.
+TEST(DescriptorQuotaTest, TheLimitLeavesMappingsToTheDaemonsThreadsAndAllocators) {
+  EXPECT_EQ(DescriptorQuota::LimitOfProcess(/*hard_limit=*/524'288, /*max_map_count=*/65'530),
+            57'339u);
+  EXPECT_EQ(DescriptorQuota::LimitOfProcess(524'288, 262'144), 229'376u);
+  EXPECT_EQ(DescriptorQuota::LimitOfProcess(524'288, 1'048'576), 524'288u);
+  EXPECT_EQ(DescriptorQuota::LimitOfProcess(1024, 65'530), 1024u);
+}
+
 TEST(DescriptorQuotaTest, MayEndBeforeWhatItGave) {
   std::shared_ptr<void> taken;
   {
