@@ -260,6 +260,7 @@ absl::Status Job::EndStep(RankSession session, std::uint32_t channel, std::uint6
   if (Ended(session)) return absl::OkStatus();
   const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
+  NoteOperation(session.rank, step, *layout);
   return (*layout)->EndStep(session.rank, step, used_map, position, environment_.clock->NowNs(),
                             transaction.actions());
 }
@@ -271,8 +272,14 @@ absl::Status Job::FinishStep(RankSession session, std::uint32_t channel, std::ui
   if (Ended(session)) return absl::OkStatus();
   const auto layout = layouts_.OfRank(session.rank, channel);
   if (!layout.ok()) return layout.status();
+  NoteOperation(session.rank, step, *layout);
   return (*layout)->FinishStep(session.rank, step, used_map, position, now_ns,
                                transaction.actions());
+}
+
+void Job::NoteOperation(std::uint32_t rank, std::uint64_t step, LayoutChannel* layout) const {
+  if (members_[rank].state != RankState::kLive) return;  // its numbers may not count yet
+  layout->NoteOperation(step, operations_.LastOf(rank));
 }
 
 absl::Status Job::AbandonStep(RankSession session, std::uint32_t channel, std::uint64_t step,
@@ -462,11 +469,11 @@ void Job::EndLeavingSessions(DeferredActions* actions) {
 
 void Job::HealRanks(DeferredActions* actions) {
   const auto may_heal = [this](std::uint32_t rank) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return !operations_.GoesOnWithout(rank);
+    return !operations_.GoesOnWithout(rank, members_[rank].last_operation);
   };
   for (const std::uint32_t rank : layouts_.HealRanks(may_heal)) {
-    operations_.RankHealed(rank);
-    members_.Send(rank, HealedMessage{operations_.next_sequence()}, actions);
+    const std::uint64_t first = operations_.RankHealed(rank, members_[rank].last_operation);
+    members_.Send(rank, HealedMessage{first}, actions);
   }
 }
 

@@ -95,6 +95,11 @@ class LayoutChannel {
                           DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
+  // A live rank is about to end the step, and `operation` is the last one that it has called on the
+  // job's channel. Every rank calls the same ones before this EndStep.
+  void NoteOperation(std::uint64_t step, std::uint64_t operation) {
+    if (step == step_.number() && !last_operation_.has_value()) last_operation_ = operation;
+  }
   // The rank no longer uses the layout, and sends no further message about it. The rank's memory is
   // released as soon as no reduction can touch it. A step that needs the rank is void after 5 s.
   void RankReleased(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
@@ -265,6 +270,8 @@ class LayoutChannel {
 
   RunningStep step_;
   GpuVerdict gpu_verdict_;  // of step_
+  // The last operation of the job's channel before the end of step_, once a live rank has ended it.
+  std::optional<std::uint64_t> last_operation_;
   // What the executor does at the end of step_ if that is void: it writes done words.
   struct Signals {
     bool begun = false;

@@ -12,9 +12,9 @@
 namespace gradsync::daemon {
 namespace {
 
-// The number of failures that are kept for late ranks. A rank that is further behind gets a failure
-// without details.
-constexpr std::size_t kKeptFailures = 64;
+// The number of operations that are kept for late ranks. A rank that is further behind gets a
+// failure without details.
+constexpr std::size_t kKeptOperations = 64;
 constexpr std::uint64_t kNoDeadline = ~std::uint64_t{0};
 
 }  // namespace
@@ -77,20 +77,12 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
   }
   mine.sequence = sequence;
   if (sequence <= sequence_ && !(state_ != State::kIdle && sequence == sequence_)) {
-    const auto failure = failures_.find(sequence);
-    members_->Send(
-        rank,
-        OperationFailedMessage{
-            sequence,
-            failure != failures_.end()
-                ? failure->second(rank)
-                : MakeError(
-                      absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
-                      absl::StrCat("operation ", sequence,
-                                   " failed on the other ranks long ago; rank ", rank,
-                                   " is far behind them"),
-                      {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, 0}})},
-        actions);
+    const absl::Status answer = AnswerLate(rank, sequence, spec);
+    if (answer.ok()) {
+      members_->Send(rank, OperationDoneMessage{sequence}, actions);
+    } else {
+      members_->Send(rank, OperationFailedMessage{sequence, answer}, actions);
+    }
     return absl::OkStatus();
   }
   mine.waiting = true;
@@ -107,21 +99,52 @@ absl::Status OperationChannel::Join(std::uint32_t rank, std::uint64_t sequence,
       ranks_[other].excused = IsRecovering((*members_)[other].state);
     }
   } else if (!(spec == spec_)) {
-    Fail(MakeError(absl::StatusCode::kFailedPrecondition, reason::kOperationMismatch,
-                   absl::StrCat("the ranks disagree on operation ", sequence, ": rank ",
-                                members_->Name(first_rank_), " called ", spec_.Describe(),
-                                ", rank ", members_->Name(rank), " called ", spec.Describe(),
-                                ". Call the same operations in the same order on every rank."),
-                   {{field::kJob, terms_.job_id},
-                    {field::kRank, rank},
-                    {field::kOtherRank, first_rank_},
-                    {field::kChannel, 0}}),
-         actions);
+    Fail(Mismatch(sequence, first_rank_, spec_, rank, spec), actions);
     return absl::OkStatus();
   }
   deadline_ns_ = std::min(deadline_ns_, deadline_ns);
   MaybeRun(actions);
   return absl::OkStatus();
+}
+
+absl::Status OperationChannel::Mismatch(std::uint64_t sequence, std::uint32_t first_rank,
+                                        const OperationSpec& theirs, std::uint32_t rank,
+                                        const OperationSpec& mine) const {
+  return MakeError(absl::StatusCode::kFailedPrecondition, reason::kOperationMismatch,
+                   absl::StrCat("the ranks disagree on operation ", sequence, ": rank ",
+                                members_->Name(first_rank), " called ", theirs.Describe(),
+                                ", rank ", members_->Name(rank), " called ", mine.Describe(),
+                                ". Call the same operations in the same order on every rank."),
+                   {{field::kJob, terms_.job_id},
+                    {field::kRank, rank},
+                    {field::kOtherRank, first_rank},
+                    {field::kChannel, 0}});
+}
+
+absl::Status OperationChannel::AnswerLate(std::uint32_t rank, std::uint64_t sequence,
+                                          const OperationSpec& spec) const {
+  const auto found = ended_.find(sequence);
+  if (found == ended_.end()) {
+    return MakeError(
+        absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
+        absl::StrCat("operation ", sequence, " ended on the other ranks long ago; rank ", rank,
+                     " is far behind them"),
+        {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
+  }
+  const Ended& ended = found->second;
+  if (ended.failure != nullptr) return ended.failure(rank);
+  if (!(spec == ended.spec)) return Mismatch(sequence, ended.first_rank, ended.spec, rank, spec);
+  if (spec.bytes == 0 && spec.count == 0) return absl::OkStatus();
+  return Breach(rank, sequence,
+                absl::StrCat(spec.Describe(),
+                             ", which the other ranks completed while this one was lost; its data "
+                             "is gone. Start this rank again, and call it only when the step's "
+                             "verdict is known."));
+}
+
+void OperationChannel::Remember(FailureOf failure) {
+  ended_[sequence_] = Ended{spec_, first_rank_, std::move(failure)};
+  if (ended_.size() > kKeptOperations) ended_.erase(ended_.begin());
 }
 
 void OperationChannel::MaybeRun(DeferredActions* actions) {
@@ -275,6 +298,9 @@ void OperationChannel::Complete(DeferredActions* actions) {
     if (!ranks_[rank].waiting || ranks_[rank].excused) continue;
     members_->Send(rank, OperationDoneMessage{sequence_}, actions);
   }
+  const bool without_some = std::any_of(ranks_.begin(), ranks_.end(),
+                                        [](const RankOperation& rank) { return rank.excused; });
+  if (without_some) Remember(nullptr);
   ++completed_;
   Close();
 }
@@ -286,8 +312,7 @@ void OperationChannel::Fail(FailureOf failure, DeferredActions* actions) {
     if (!ranks_[rank].waiting || ranks_[rank].excused) continue;
     members_->Send(rank, OperationFailedMessage{sequence_, failure(rank)}, actions);
   }
-  failures_[sequence_] = std::move(failure);
-  if (failures_.size() > kKeptFailures) failures_.erase(failures_.begin());
+  Remember(std::move(failure));
   ++failed_count_;
   Close();
 }
@@ -301,12 +326,12 @@ void OperationChannel::Close() {
   }
   state_ = State::kIdle;
   failing_ = absl::OkStatus();
-  // Removes the failures that every rank has passed.
+  // Removes the operations that every rank has passed.
   std::uint64_t slowest = sequence_;
   for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (members_->IsAwaited(rank)) slowest = std::min(slowest, ranks_[rank].sequence);
   }
-  failures_.erase(failures_.begin(), failures_.upper_bound(slowest));
+  ended_.erase(ended_.begin(), ended_.upper_bound(slowest));
 }
 
 bool OperationChannel::InOperation(std::uint32_t rank) const {
@@ -343,9 +368,16 @@ void OperationChannel::RankLost(std::uint32_t rank, DeferredActions* actions) {
   if (state_ == State::kReading) MaybeNextChunk(actions);
 }
 
+std::uint64_t OperationChannel::RankHealed(std::uint32_t rank, std::optional<std::uint64_t> last) {
+  RankOperation& mine = ranks_[rank];
+  mine.sequence = LastBefore(rank, last);
+  mine.excused = false;  // the operation in progress is one of its own
+  return mine.sequence + 1;
+}
+
 void OperationChannel::RankResumed(std::uint32_t rank) {
   ranks_[rank].sequence = sequence_;
-  failures_.clear();  // all of them are of operations that this rank has missed
+  ended_.clear();  // all of them are of operations that this rank has missed
 }
 
 void OperationChannel::Stop() { state_ = busy() ? State::kCutMoving : State::kCut; }

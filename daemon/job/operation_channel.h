@@ -5,17 +5,23 @@
 // operation. If another rank asks for a different one, the operation fails on every rank, and the
 // error names both. A rank that comes late to an operation that failed gets the same failure.
 //
+// A barrier goes on without a lost rank. The rank's next session begins with some step, so its
+// first operation is the one that the others call after their EndStep of that step. If they have
+// ended that barrier meanwhile, the rank's own call is answered at once.
+//
 // Externally synchronized: guarded by the job's lock. Owned by the job. Holds the ranks' staging
 // memory while their operation runs.
 
 #ifndef DAEMON_JOB_OPERATION_CHANNEL_H_
 #define DAEMON_JOB_OPERATION_CHANNEL_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,9 +75,14 @@ class OperationChannel {
   bool in_progress() const { return state_ != State::kIdle; }
   // True while this rank waits in an operation. False for a rank that only its lost session was in.
   bool InOperation(std::uint32_t rank) const;
-  // True while an operation that goes on without this rank is in progress. The rank must not heal
-  // meanwhile: it would begin the next operation before this one has ended.
-  bool GoesOnWithout(std::uint32_t rank) const { return ranks_[rank].excused; }
+  // The number of the last operation that this rank has called. Not for a rank that is recovering.
+  std::uint64_t LastOf(std::uint32_t rank) const { return ranks_[rank].sequence; }
+  // True if the rank must not heal now: the operation in progress goes on without it, and cannot
+  // take it in any more, or comes before its first one. `last`: as for RankHealed().
+  bool GoesOnWithout(std::uint32_t rank, std::optional<std::uint64_t> last) const {
+    const bool takes_it_in = state_ == State::kJoining && LastBefore(rank, last) < sequence_;
+    return ranks_[rank].excused && !takes_it_in;
+  }
   void RankLeft(DeferredActions* actions);
   // True if the operation can go on without this rank: a barrier, or a broadcast whose named root
   // is another rank. An all-reduce without a rank, or with half of its data, would be wrong.
@@ -83,12 +94,13 @@ class OperationChannel {
   // The rank's session is lost, and NeedOf() is empty. The operation in progress and the next ones
   // go on without the rank, until another session of the rank has healed.
   void RankLost(std::uint32_t rank, DeferredActions* actions);
-  // The rank came back after a loss and takes part again, from the next operation on. Not called
-  // while GoesOnWithout() is true.
-  void RankHealed(std::uint32_t rank) { ranks_[rank].sequence = sequence_; }
+  // The rank came back after a loss and takes part again, in each operation after `last`; nullopt:
+  // in each one that is still to begin. Returns the number of its first one. Not called while
+  // GoesOnWithout() is true.
+  std::uint64_t RankHealed(std::uint32_t rank, std::optional<std::uint64_t> last);
   // The rank had left and takes part again; no operation is running.
   void RankResumed(std::uint32_t rank);
-  // The number of the next operation.
+  // The number of the next operation that begins.
   std::uint64_t next_sequence() const { return sequence_ + 1; }
   // Call it when the job has ended. Nothing begins any more, and no rank is answered. A reduction
   // or copy under way still finishes.
@@ -134,8 +146,28 @@ class OperationChannel {
 
   // The error of a failed operation, for each rank.
   using FailureOf = std::function<absl::Status(std::uint32_t rank)>;
+  // An operation that has ended, for the ranks that come late to it.
+  struct Ended {
+    OperationSpec spec;
+    std::uint32_t first_rank = 0;  // the one that began it
+    FailureOf failure;             // null: it was completed without a lost rank
+  };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
+  // The last operation that a rank which heals does not call: `last`, or one that its lost session
+  // has called.
+  std::uint64_t LastBefore(std::uint32_t rank, std::optional<std::uint64_t> last) const {
+    return std::max(ranks_[rank].sequence, last.value_or(sequence_));
+  }
+  // This rank called something else than the one that began the operation.
+  absl::Status Mismatch(std::uint64_t sequence, std::uint32_t first_rank,
+                        const OperationSpec& theirs, std::uint32_t rank,
+                        const OperationSpec& mine) const;
+  // Answers a rank that calls an operation which has ended.
+  absl::Status AnswerLate(std::uint32_t rank, std::uint64_t sequence,
+                          const OperationSpec& spec) const;
+  // Keeps the end of the operation in progress for ranks that come late to it.
+  void Remember(FailureOf failure);
   // The operation in progress waits for this rank to join it.
   bool Needs(std::uint32_t rank) const {
     return members_->IsAwaited(rank) && !ranks_[rank].excused;
@@ -178,8 +210,9 @@ class OperationChannel {
   ReduceOperation reduction_;
   ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
-  // By sequence: failures of operations that some rank has not reached yet; the latest ones.
-  std::map<std::uint64_t, FailureOf> failures_;
+  // By sequence: operations that some rank has not reached yet, and that failed or were completed
+  // without a lost rank; the latest ones.
+  std::map<std::uint64_t, Ended> ended_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;
   LateNotice late_notice_;

@@ -743,8 +743,8 @@ TEST_F(TwoLayoutsHoldTest, LayoutThatItHadReleasedIsNotNeeded) {
   EXPECT_TRUE(IsLive(1));
 }
 
-// Otherwise its next operation would come before the others have ended theirs.
-TEST_F(TwoLayoutsHoldTest, RankIsLiveAfterTheOperationThatGoesOnWithoutIt) {
+// Rank 0 has called it after the step that healed rank 1, so rank 1's program calls it, too.
+TEST_F(TwoLayoutsHoldTest, RankThatIsLiveAgainTakesPartInTheOpenBarrier) {
   const OperationSpec barrier;
   const auto call = [&](std::uint32_t rank, std::uint64_t sequence) {
     const absl::Status called = job_->Operate(Of(rank), sequence, barrier, {}, kForever);
@@ -756,11 +756,13 @@ TEST_F(TwoLayoutsHoldTest, RankIsLiveAfterTheOperationThatGoesOnWithoutIt) {
   StepOf({0, 1, 2}, channel_, 2);
   call(0, 1);
   ReturnToSecond(1);
-  EXPECT_TRUE(sink(1).Of<HealedMessage>().empty()) << "rank 0 waits for rank 2";
+  EXPECT_EQ(Only<HealedMessage>(1).next_sequence, 1u);
   call(2, 1);
-  EXPECT_EQ(Only<HealedMessage>(1).next_sequence, 2u);
-  for (const std::uint32_t rank : {1u, 0u, 2u}) call(rank, 2);
-  EXPECT_EQ(Only<OperationDoneMessage>(1).sequence, 2u);
+  EXPECT_TRUE(sink(0).Of<OperationDoneMessage>().empty()) << "rank 1 has not called it";
+  call(1, 1);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    EXPECT_EQ(Only<OperationDoneMessage>(rank).sequence, 1u);
+  }
 }
 
 // An exception destroys a trainer's layouts before its session.
@@ -937,6 +939,106 @@ TEST_F(HoldOperationTest, RankThatCameBackTakesPartOnceItsStepIsComplete) {
   Call(1, 3, barrier_);
   EXPECT_TRUE(Answered(0));
   EXPECT_TRUE(Answered(1));
+}
+
+// Each rank's program is: end the step, call a barrier.
+class BarrierAfterEndTest : public HoldOperationTest {
+ protected:
+  // Ranks 0 and 1 live in step 2. Rank 2 is lost and has come back.
+  void BeginWithReplacement() {
+    Begin(3);
+    for (const std::uint32_t rank : {0u, 1u, 2u}) Call(rank, 1, barrier_);
+    Lose(2);
+    Return(2);
+    TakeAll();
+  }
+  void EndStep2(std::uint32_t rank) {
+    DoStep(rank, channel_, 2);
+    reducer_.CompleteAll();
+  }
+  std::uint64_t FirstOf(std::uint32_t rank) {
+    const auto healed = sink(rank).Of<HealedMessage>();
+    return healed.size() == 1 ? healed[0].next_sequence : 0;
+  }
+};
+
+TEST_F(BarrierAfterEndTest, ReplacementTakesPartInTheBarrierThatIsOpenWhenItHeals) {
+  BeginWithReplacement();
+  EndStep2(0);
+  EndStep2(2);
+  Call(0, 2, barrier_);
+  EndStep2(1);
+  EXPECT_EQ(FirstOf(2), 2u);
+  TakeAll();
+  Call(2, 2, barrier_);
+  EXPECT_FALSE(Answered(0)) << "rank 1 has not called it";
+  Call(1, 2, barrier_);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) EXPECT_TRUE(Answered(rank)) << rank;
+  for (const std::uint32_t rank : {0u, 1u, 2u}) DoStep(rank, channel_, 3);
+  reducer_.CompleteAll();
+  ExpectComplete({0, 1, 2});
+}
+
+TEST_F(BarrierAfterEndTest, BarrierThatTheOthersHaveEndedIsAnsweredAtOnce) {
+  BeginWithReplacement();
+  for (const std::uint32_t rank : {0u, 1u}) EndStep2(rank);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 2, barrier_);
+  EXPECT_TRUE(Answered(0));
+  EndStep2(2);
+  EXPECT_EQ(FirstOf(2), 2u);
+  TakeAll();
+  Call(2, 2, barrier_);
+  EXPECT_TRUE(Answered(2));
+  for (const std::uint32_t rank : {0u, 1u, 2u}) DoStep(rank, channel_, 3);
+  reducer_.CompleteAll();
+  ExpectComplete({0, 1, 2});
+  // The ranks count alike, so a sum has the data of one place in the program.
+  for (const std::uint32_t rank : {0u, 1u, 2u}) Call(rank, 3, sum_);
+  reducer_.CompleteAll();
+  EXPECT_EQ(staging_[2], 7);
+}
+
+TEST_F(BarrierAfterEndTest, BarrierBeforeTheEndOfTheStepIsNotTheReplacements) {
+  BeginWithReplacement();
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 2, barrier_);
+  for (const std::uint32_t rank : {0u, 1u, 2u}) EndStep2(rank);
+  EXPECT_EQ(FirstOf(2), 3u);
+}
+
+TEST_F(BarrierAfterEndTest, BroadcastThatTheOthersHaveEndedFailsOnTheReplacement) {
+  BeginWithReplacement();
+  for (const std::uint32_t rank : {0u, 1u}) EndStep2(rank);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 2, broadcast_);
+  Move(0, 2, {1});
+  EndStep2(2);
+  TakeAll();
+  Call(2, 2, broadcast_);
+  const absl::Status failed = Only<OperationFailedMessage>(2).status;
+  EXPECT_EQ(ReasonOf(failed), "PROTOCOL_VIOLATION");
+  EXPECT_TRUE(Says(failed, "completed while this one was lost; its data is gone")) << failed;
+  EXPECT_FALSE(job_->HasEnded());
+}
+
+TEST_F(BarrierAfterEndTest, ReplacementThatCallsSomethingElseIsToldWhatTheOthersCalled) {
+  BeginWithReplacement();
+  for (const std::uint32_t rank : {0u, 1u}) EndStep2(rank);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 2, barrier_);
+  EndStep2(2);
+  TakeAll();
+  Call(2, 2, sum_);
+  const absl::Status failed = Only<OperationFailedMessage>(2).status;
+  EXPECT_EQ(ReasonOf(failed), "OPERATION_MISMATCH");
+  EXPECT_TRUE(Says(failed, "rank 0 called barrier, rank 2 called all-reduce")) << failed;
+}
+
+TEST_F(BarrierAfterEndTest, BroadcastThatRunsWithoutTheReplacementEndsBeforeItHeals) {
+  BeginWithReplacement();
+  for (const std::uint32_t rank : {0u, 1u}) EndStep2(rank);
+  for (const std::uint32_t rank : {0u, 1u}) Call(rank, 2, broadcast_);
+  EndStep2(2);
+  EXPECT_EQ(FirstOf(2), 0u);
+  Move(0, 2, {1});
+  EXPECT_EQ(FirstOf(2), 2u);
 }
 
 TEST_F(HoldTest, AnotherModelIsRefusedAndTheOthersStayHeld) {

@@ -648,7 +648,8 @@ class Session {
   virtual absl::Status Barrier(absl::Duration timeout = absl::Minutes(30)) = 0;
   // Copies `bytes` bytes from `data` of rank `root` into `data` of every other rank. `root` is the
   // same on every rank; kLowestLiveRank means the lowest rank that has not left.
-  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the root has left.
+  //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the root has left; or this session replaces a lost
+  //                        one, and the others had completed the broadcast before it was live.
   //   INVALID_ARGUMENT     MALFORMED: `root` is not below the world size.
   virtual absl::Status Broadcast(void* data, std::size_t bytes, std::uint32_t root,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
