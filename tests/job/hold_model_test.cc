@@ -16,7 +16,9 @@ namespace {
 std::string Describe(const HoldWorldOptions& world) {
   const bool survivor = world.source == StateSource::kSurvivor;
   return std::to_string(world.ranks) + "Ranks" + std::to_string(world.faults.deaths) + "Deaths" +
-         (survivor ? "Survivor" : "Trainer") + (world.barriers > 0 ? "Barriers" : "");
+         (survivor ? "Survivor" : "Trainer") + (world.barriers > 0 ? "Barriers" : "") +
+         (world.barrier_place == BarrierPlace::kAfterEnd ? "BarrierAfterEnd" : "") +
+         (world.barrier_place == BarrierPlace::kAfterVerdict ? "BarrierAfterVerdict" : "");
 }
 
 }  // namespace
@@ -55,15 +57,26 @@ TEST_P(HoldModelTest, EveryStepCompletesWithEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(
     Worlds, HoldModelTest,
-    testing::Values(HoldWorldOptions{2, 3, StateSource::kTrainer, true, {2, 0, 0, 0, 0, 0, 0}},
-                    HoldWorldOptions{3, 3, StateSource::kTrainer, false, {3, 1, 0, 0, 0, 0, 0}},
-                    HoldWorldOptions{2, 3, StateSource::kSurvivor, false, {3, 0, 0, 0, 0, 0, 0}},
-                    HoldWorldOptions{3, 3, StateSource::kSurvivor, true, {4, 1, 1, 1, 1, 1, 1}},
-                    HoldWorldOptions{3, 2, StateSource::kSurvivor, false, {1, 2, 2, 2, 1, 1, 2}},
-                    HoldWorldOptions{4, 2, StateSource::kSurvivor, false, {6, 1, 1, 1, 1, 1, 1}},
-                    HoldWorldOptions{3, 3, StateSource::kTrainer, false, {3, 0, 0, 0, 0, 0, 0}, 4},
-                    HoldWorldOptions{
-                        3, 3, StateSource::kSurvivor, false, {4, 0, 0, 0, 0, 0, 0}, 4}),
+    testing::Values(
+        HoldWorldOptions{2, 3, StateSource::kTrainer, true, {2, 0, 0, 0, 0, 0, 0}},
+        HoldWorldOptions{3, 3, StateSource::kTrainer, false, {3, 1, 0, 0, 0, 0, 0}},
+        HoldWorldOptions{2, 3, StateSource::kSurvivor, false, {3, 0, 0, 0, 0, 0, 0}},
+        HoldWorldOptions{3, 3, StateSource::kSurvivor, true, {4, 1, 1, 1, 1, 1, 1}},
+        HoldWorldOptions{3, 2, StateSource::kSurvivor, false, {1, 2, 2, 2, 1, 1, 2}},
+        HoldWorldOptions{4, 2, StateSource::kSurvivor, false, {6, 1, 1, 1, 1, 1, 1}},
+        HoldWorldOptions{3, 3, StateSource::kTrainer, false, {3, 0, 0, 0, 0, 0, 0}, 4},
+        HoldWorldOptions{3, 3, StateSource::kSurvivor, false, {4, 0, 0, 0, 0, 0, 0}, 4},
+        HoldWorldOptions{
+            3, 3, StateSource::kTrainer, false, {3, 0, 0, 0, 0, 0, 0}, 0, BarrierPlace::kAfterEnd},
+        HoldWorldOptions{
+            4, 3, StateSource::kTrainer, false, {4, 0, 0, 0, 0, 0, 0}, 0, BarrierPlace::kAfterEnd},
+        HoldWorldOptions{3,
+                         3,
+                         StateSource::kSurvivor,
+                         false,
+                         {4, 0, 0, 0, 0, 0, 0},
+                         0,
+                         BarrierPlace::kAfterVerdict}),
     [](const auto& info) { return Describe(info.param); });
 
 }  // namespace

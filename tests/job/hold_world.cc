@@ -96,6 +96,7 @@ HoldWorld::HoldWorld(const HoldWorldOptions& options, std::uint64_t seed, Deaths
   run_.steps = options.steps;
   run_.source = options.source;
   run_.buffers = options.buffers;
+  run_.barrier_place = options.barrier_place;
   run_.spare = spare;
   run_.random.seed(seed);
   run_.saved.resize(options.ranks);

@@ -48,6 +48,7 @@ struct HoldWorldOptions {
   bool buffers = false;
   Faults faults;
   int barriers = 0;
+  BarrierPlace barrier_place = BarrierPlace::kAnywhere;
 };
 
 // A trainer of such a world can die in this phase.

@@ -72,13 +72,21 @@ struct Faults {
   int hasty = 0;        // requests of replacements that give up soon, and then ask again
 };
 
+// Where the trainers' program calls barriers.
+enum class BarrierPlace : std::uint8_t {
+  kAnywhere,      // up to a number of them; the trainer goes on meanwhile
+  kAfterEnd,      // one after each EndStep, before the verdict; the trainer waits for it
+  kAfterVerdict,  // one after each complete step; the trainer waits for it
+};
+
 struct ModelRun {
   std::uint32_t ranks = 0;
   std::uint64_t steps = 0;  // complete ones, of each rank
   StateSource source = StateSource::kTrainer;
   bool buffers = false;  // the layout has a bucket for the model's buffers
   Faults faults;         // that are left
-  int barriers = 0;      // that trainers may still begin
+  BarrierPlace barrier_place = BarrierPlace::kAnywhere;
+  int barriers = 0;  // kAnywhere: that trainers may still begin
 
   std::shared_ptr<Job> job;
   std::uint32_t channel = 0;

@@ -73,12 +73,15 @@ void ModelTrainer::AddActions(std::vector<Action>* actions) const {
   if (memory_ == nullptr) return actions->push_back(Action::kRegister);
   if (!mapped_) return actions->push_back(Action::kMap);
   if (step_ == 0) return;
-  if (!verdicts_.empty() && !exchange_.pinned()) actions->push_back(Action::kVerdict);
+  if (!verdicts_.empty() && !exchange_.pinned() && owed_barrier_ == 0) {
+    actions->push_back(Action::kVerdict);
+  }
   if (!has_state_) {
     if (!survivor && run_->records.count(step_) > 0) actions->push_back(Action::kRecover);
     return;
   }
   if (MayCallBarrier()) actions->push_back(Action::kBarrier);
+  if (owed_barrier_ != 0) return;
   if (through()) {
     if (!saved_) {
       actions->push_back(Action::kSave);
@@ -199,6 +202,7 @@ void ModelTrainer::Receive(const SessionMessage& message) {
   } else if (const auto* passed = std::get_if<OperationDoneMessage>(&message)) {
     if (!in_barrier_ || passed->sequence != barrier_) Violate("the end of a barrier of others");
     in_barrier_ = false;
+    owed_barrier_ = 0;
   } else if (std::holds_alternative<OperationFailedMessage>(message)) {
     Violate("a barrier has failed");
   } else {
@@ -297,6 +301,7 @@ void ModelTrainer::End(bool finish) {
     return finish ? job->FinishStep(session_, run_->channel, step, "", position)
                   : job->EndStep(session_, run_->channel, step, "", position);
   });
+  OweBarrier(BarrierPlace::kAfterEnd);
 }
 
 void ModelTrainer::Abandon() {
@@ -309,15 +314,25 @@ void ModelTrainer::Abandon() {
   });
 }
 
+void ModelTrainer::OweBarrier(BarrierPlace place) {
+  if (run_->barrier_place == place) owed_barrier_ = step_;
+}
+
 bool ModelTrainer::MayCallBarrier() const {
   if (!live_ || in_barrier_ || leave_sent_) return false;
+  if (run_->barrier_place != BarrierPlace::kAnywhere) return owed_barrier_ != 0;
   if (barrier_ < run_->last_barrier) return true;  // another rank may wait in it
   return run_->barriers > 0 && run_->Random(20) == 0;
 }
 
 void ModelTrainer::CallBarrier() {
   in_barrier_ = true;
-  if (++barrier_ > run_->last_barrier) {
+  ++barrier_;
+  // Steps and barriers have the same numbers.
+  if (owed_barrier_ != 0 && barrier_ != owed_barrier_) {
+    Violate(absl::StrCat("its barrier after step ", owed_barrier_, " has number ", barrier_));
+  }
+  if (barrier_ > run_->last_barrier) {
     run_->last_barrier = barrier_;
     --run_->barriers;
   }
@@ -343,6 +358,7 @@ void ModelTrainer::TakeVerdict() {
     if (abandoned) return Violate("complete, but a trainer has abandoned it");
     if (!ended_) return Violate("complete, but this rank has not ended it");
     CheckAverages();
+    OweBarrier(BarrierPlace::kAfterVerdict);
   }
   BeginStep(step_ + 1);
   if (has_state_) Record();

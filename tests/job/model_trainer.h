@@ -112,6 +112,8 @@ class ModelTrainer {
   void Mark();
   void End(bool finish);
   void Abandon();
+  // Its program calls a barrier now, if barriers have this place.
+  void OweBarrier(BarrierPlace place);
   bool MayCallBarrier() const;
   void CallBarrier();
   void TakeVerdict();
@@ -141,6 +143,7 @@ class ModelTrainer {
   bool live_;                                               // it takes part in barriers
   std::uint64_t barrier_ = 0;                               // number of its last one
   bool in_barrier_ = false;
+  std::uint64_t owed_barrier_ = 0;  // of this step; it does nothing else before. 0: none
   bool saved_ = false;
   bool leave_sent_ = false;
   bool leave_read_ = false;
