@@ -223,6 +223,7 @@ std::vector<std::shared_ptr<Job>> IntrospectionAnswers::Visible(const ClientProc
 }
 
 std::string IntrospectionAnswers::GateOf(const JobIdentity& job) const {
+  if (context_.gpu_reducer == nullptr) return "";
   const auto gate = context_.gpu_reducer->GateOf(KeyOf(job).Text());
   if (!gate.has_value()) return "";
   return *gate == CollectiveGate::kNone ? "none" : "all_nodes";

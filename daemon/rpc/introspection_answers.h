@@ -47,7 +47,7 @@ struct IntrospectionContext {
   std::string simd;
   std::string gate;                     // option `gate`
   WorkerSupervisor* workers = nullptr;  // null: no GPUs
-  const GpuReducer* gpu_reducer = nullptr;
+  const GpuReducer* gpu_reducer = nullptr;  // null: no job is on GPUs
   NodeStatusSource* nodes = nullptr;         // null: no other nodes
   const Connections* connections = nullptr;  // null: there are none
   // The open calls of the users that are wanted. Thread-safe. Null: there are none.
