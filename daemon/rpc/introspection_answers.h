@@ -45,9 +45,9 @@ struct IntrospectionContext {
   std::string socket;
   std::uint32_t reduce_threads = 0;
   std::string simd;
-  std::string gate;                     // option `gate`
-  WorkerSupervisor* workers = nullptr;  // null: no GPUs
-  const GpuReducer* gpu_reducer = nullptr;  // null: no job is on GPUs
+  std::string gate;                          // option `gate`
+  WorkerSupervisor* workers = nullptr;       // null: no GPUs
+  const GpuReducer* gpu_reducer = nullptr;   // null: no job is on GPUs
   NodeStatusSource* nodes = nullptr;         // null: no other nodes
   const Connections* connections = nullptr;  // null: there are none
   // The open calls of the users that are wanted. Thread-safe. Null: there are none.
