@@ -76,8 +76,8 @@ std::size_t MaxMapCount() {
   return count > 0 ? count : kDefault;
 }
 
-// Raises the limit of descriptors: a session needs about six, and shells often allow 1024. The
-// system may allow more of them than there can be mappings: then it is lowered.
+// Raises the limit of descriptors as far as the system allows: a session needs about six, and
+// shells often allow 1024. But the limit stays below that of mappings.
 void SetDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;

@@ -31,8 +31,8 @@ class BorrowedSocket {
   // True if the other side leaves so much unread that its owner should not send now. False if the
   // socket is closed.
   bool IsFull() const;
-  // The bytes that were read from the descriptor since this object was made: see read_bytes.h. If
-  // the socket is closed, those of a later socket count, too. Takes no system call.
+  // The bytes that were read from the descriptor since this object was made: see read_bytes.h. Once
+  // the socket is closed, those of a later socket of its number count, too. Takes no system call.
   std::uint64_t ReadBytes() const;
   // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.
   std::uint64_t ReceivedBytes() const;
@@ -45,7 +45,7 @@ class BorrowedSocket {
  private:
   int descriptor_ = -1;
   ino_t socket_ = 0;                 // 0: none
-  std::uint64_t read_at_first_ = 0;  // bytes, from descriptors of this number
+  std::uint64_t read_at_first_ = 0;  // ReadBytes() of the number when this object was made
 };
 
 }  // namespace gradsync::daemon

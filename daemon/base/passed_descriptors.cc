@@ -15,8 +15,8 @@ bool RefuseDescriptors(int socket) {
 }
 
 void CloseAtOnce(std::vector<UniqueFd> passed) {
-  // To linger for zero seconds resets the connection. Without SO_LINGER a TCP socket would not wait
-  // either, but some other sockets (SMC) would. Files that are no sockets refuse the option.
+  // A close() that lingers for zero seconds resets the connection, and does not wait. Without
+  // SO_LINGER some sockets (SMC) would wait. Files that are no sockets refuse the option.
   const linger zero{1, 0};
   for (const UniqueFd& descriptor : passed) {
     setsockopt(descriptor.get(), SOL_SOCKET, SO_LINGER, &zero, sizeof(zero));

@@ -11,7 +11,7 @@
 
 namespace {
 
-// Linux gives no process larger numbers, unless its administrator says so (fs.nr_open).
+// Linux gives a process no larger numbers, unless the administrator raises fs.nr_open.
 constexpr std::size_t kNumbers = std::size_t{1} << 20;
 // Only the pages of numbers in use take memory.
 std::array<std::atomic<std::uint64_t>, kNumbers> counts;
@@ -22,7 +22,7 @@ bool IsCounted(int descriptor) {
 
 }  // namespace
 
-// In the place of the C library's, for the whole program.
+// Replaces the C library's, for the whole program.
 extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
   const ssize_t bytes = syscall(SYS_recvmsg, descriptor, message, flags);
   if (bytes > 0 && (flags & MSG_PEEK) == 0 && IsCounted(descriptor)) {

@@ -1,4 +1,5 @@
-// Counts what the program's libraries read from sockets: gRPC does not say how much it has read.
+// Counts what the program's libraries read from sockets, because gRPC does not say how much it has
+// read.
 
 #ifndef DAEMON_BASE_READ_BYTES_H_
 #define DAEMON_BASE_READ_BYTES_H_
@@ -10,8 +11,8 @@ namespace gradsync::daemon {
 // Returns how many bytes this process has read so far with recvmsg() from descriptors of this
 // number. gRPC reads with nothing else. Thread-safe.
 //
-// The kernel has such a count for TCP alone. So a program that links this function has a recvmsg()
-// of its own, which gRPC's library uses, too.
+// The kernel counts only for TCP. So a program that links this function has a recvmsg() of its own,
+// which gRPC's library uses, too.
 std::uint64_t ReadBytes(int descriptor);
 
 }  // namespace gradsync::daemon

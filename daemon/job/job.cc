@@ -278,7 +278,7 @@ absl::Status Job::FinishStep(RankSession session, std::uint32_t channel, std::ui
 }
 
 void Job::NoteOperation(std::uint32_t rank, std::uint64_t step, LayoutChannel* layout) const {
-  if (members_[rank].state != RankState::kLive) return;  // its numbers may not count yet
+  if (members_[rank].state != RankState::kLive) return;  // a rank that heals has called none
   layout->NoteOperation(step, operations_.LastOf(rank));
 }
 

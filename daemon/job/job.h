@@ -229,12 +229,12 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Ends the sessions of the ranks that have left for good, unless policy `hold` makes those ranks
   // wait.
   void EndLeavingSessions(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Before a rank ends a step: notes where in the order of the job's operations that is.
+  // Called before a rank ends a step. Notes the last operation that the rank has called.
   void NoteOperation(std::uint32_t rank, std::uint64_t step, LayoutChannel* layout) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Lets the ranks that have healed take part in operations again, and tells them so: in those that
-  // come after the end of their first step. Waits for the end of an operation that goes on without
-  // the rank and cannot take it in.
+  // Lets the ranks that have healed take part in operations again, and tells them so. The first one
+  // of a rank is the first after the EndStep of its first complete step. If an operation is under
+  // way without the rank and cannot take it in, the rank waits until that operation has ended.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again. If they have many done words,
   // the executor writes these first: a trainer's memory may be swapped out, and threads of all

@@ -19,8 +19,8 @@ struct JobKey {
     return std::tie(uid, job_id, token_hash) < std::tie(other.uid, other.job_id, other.token_hash);
   }
 
-  // Different for every key. Without a token: "1000/run". With a token, it has the token's whole
-  // hash: somebody can choose two tokens with hashes that begin alike.
+  // Different for every key. Without a token: "1000/run". With a token it has the token's whole
+  // hash, because somebody can choose two tokens whose hashes begin alike.
   std::string Text() const;
 };
 

@@ -270,7 +270,8 @@ class LayoutChannel {
 
   RunningStep step_;
   GpuVerdict gpu_verdict_;  // of step_
-  // The last operation of the job's channel before the end of step_, once a live rank has ended it.
+  // The last operation of the job's channel before the EndStep of step_; nullopt until a live rank
+  // ends the step.
   std::optional<std::uint64_t> last_operation_;
   // What the executor does at the end of step_ if that is void: it writes done words.
   struct Signals {
@@ -284,7 +285,7 @@ class LayoutChannel {
   // By rank: the last step that it has ended. Steps between that one and step_ were void.
   std::vector<std::uint64_t> last_ended_;
   std::vector<bool> released_;              // by rank
-  std::uint32_t released_ranks_ = 0;        // how many of them are true
+  std::uint32_t released_ranks_ = 0;        // how many ranks have released it
   std::vector<std::uint64_t> released_ns_;  // by rank: when it released the layout
   // By rank: the first step of its present session; kNoStep until a session that came after a loss
   // has its memory.

@@ -103,9 +103,9 @@ class LayoutSet {
   // "steps 8 of layout 'a' and 3 of layout 'b'". Otherwise "".
   std::string EndedAndOwed(std::uint32_t rank) const;
   bool HasGradientsOfEarlier(std::uint32_t rank) const;
-  // Ranks that came back after a loss are live again once they have contributed to a complete step
-  // and owe nothing to any layout, if `may_heal`. Returns them. Called at the end of every change
-  // under policy `hold`.
+  // Ranks that came back after a loss are live again once they have contributed to a complete step,
+  // owe nothing to any layout, and `may_heal` is true for them. Returns them. Called at the end of
+  // every change under policy `hold`.
   std::vector<std::uint32_t> HealRanks(absl::FunctionRef<bool(std::uint32_t rank)> may_heal);
   // Changes whenever a step gets its verdict.
   std::uint64_t StepsDecided() const;

@@ -138,8 +138,8 @@ absl::Status OperationChannel::AnswerLate(std::uint32_t rank, std::uint64_t sequ
   return Breach(rank, sequence,
                 absl::StrCat(spec.Describe(),
                              ", which the other ranks completed while this one was lost; its data "
-                             "is gone. Start this rank again, and call it only when the step's "
-                             "verdict is known."));
+                             "is gone. Start this rank again, and on every rank make this call "
+                             "after the step's verdict."));
 }
 
 void OperationChannel::Remember(FailureOf failure) {

@@ -6,8 +6,8 @@
 // error names both. A rank that comes late to an operation that failed gets the same failure.
 //
 // A barrier goes on without a lost rank. The rank's next session begins with some step, so its
-// first operation is the one that the others call after their EndStep of that step. If they have
-// ended that barrier meanwhile, the rank's own call is answered at once.
+// first operation is the first one that the others call after their EndStep of that step. If this
+// is a barrier that has ended already, the rank's own call is answered at once.
 //
 // Externally synchronized: guarded by the job's lock. Owned by the job. Holds the ranks' staging
 // memory while their operation runs.
@@ -73,12 +73,13 @@ class OperationChannel {
 
   // False only if no rank waits in an operation.
   bool in_progress() const { return state_ != State::kIdle; }
-  // True while this rank waits in an operation. False for a rank that only its lost session was in.
+  // True while this rank's session waits in an operation. A lost session that was in one does not
+  // count.
   bool InOperation(std::uint32_t rank) const;
   // The number of the last operation that this rank has called. Not for a rank that is recovering.
   std::uint64_t LastOf(std::uint32_t rank) const { return ranks_[rank].sequence; }
-  // True if the rank must not heal now: the operation in progress goes on without it, and cannot
-  // take it in any more, or comes before its first one. `last`: as for RankHealed().
+  // True if the rank must not heal now: the operation in progress goes on without it, and comes
+  // before its first one or cannot take it in any more. `last`: as for RankHealed().
   bool GoesOnWithout(std::uint32_t rank, std::optional<std::uint64_t> last) const {
     const bool takes_it_in = state_ == State::kJoining && LastBefore(rank, last) < sequence_;
     return ranks_[rank].excused && !takes_it_in;
@@ -154,12 +155,12 @@ class OperationChannel {
   };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
-  // The last operation that a rank which heals does not call: `last`, or one that its lost session
-  // has called.
+  // The operation before the first one of a rank that heals: `last`, or a later one that its lost
+  // session has called.
   std::uint64_t LastBefore(std::uint32_t rank, std::optional<std::uint64_t> last) const {
     return std::max(ranks_[rank].sequence, last.value_or(sequence_));
   }
-  // This rank called something else than the one that began the operation.
+  // The error if `rank` calls something else than `first_rank`, which began the operation.
   absl::Status Mismatch(std::uint64_t sequence, std::uint32_t first_rank,
                         const OperationSpec& theirs, std::uint32_t rank,
                         const OperationSpec& mine) const;
@@ -210,8 +211,8 @@ class OperationChannel {
   ReduceOperation reduction_;
   ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
-  // By sequence: operations that some rank has not reached yet, and that failed or were completed
-  // without a lost rank; the latest ones.
+  // By sequence: operations that failed, or were completed without a lost rank, and that some rank
+  // has not reached yet. Only the latest ones.
   std::map<std::uint64_t, Ended> ended_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;

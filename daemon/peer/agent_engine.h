@@ -104,9 +104,9 @@ class AgentEngine : public std::enable_shared_from_this<AgentEngine> {
 
   // Checks whether an engine may be made, before anything of the message is copied: it may be long.
   // INVALID_ARGUMENT: the message is not valid. RESOURCE_EXHAUSTED QUOTA: the new engine is one too
-  // many, or larger than Context::limits allow. Whether a rank of this node needs the engine is not
-  // asked: an honest coordinator sends the message before there are layouts, and it may come when
-  // the rank has just ended.
+  // many, or larger than Context::limits allow. Does not ask whether a rank of this node needs the
+  // engine: an honest coordinator sends the message before there are layouts, and the message may
+  // come when the rank has just ended.
   absl::Status CheckConnect(const v1::ConnectEngine& connect) const;
   absl::Status CheckNew(const EngineSettings& settings) const;
   // The epoch with this number, if it is the current one.

@@ -60,7 +60,7 @@ struct AgentSessionContext {
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The CallerKey of a caller, from gRPC's name for it.
   std::function<CallerKey(const std::string& caller)> caller_key;
-  // What the streams of a caller's connection write, from gRPC's name for it. May return null.
+  // The input of a caller's connection, from gRPC's name for the caller. May return null.
   std::function<std::shared_ptr<ClientInput>(const std::string& caller)> callers_input;
   // Finds the user of a connection without TLS, if the kernel does not name it (CanFindOwners()).
   SocketTable* sockets = nullptr;

@@ -92,8 +92,8 @@ class ConnectionLimit {
   // The caller with an open connection from this port of an address, as above. nullopt: there is no
   // such connection.
   std::optional<CallerKey> CallerAt(const std::string& ip, std::uint16_t port);
-  // What the streams of the connection from this port of an address, as above, are to write. Null:
-  // there is no such connection.
+  // The input of the connection from this port of an address, as above, for its streams to write.
+  // Null: there is no such connection.
   std::shared_ptr<ClientInput> InputOf(const std::string& ip, std::uint16_t port);
   // The addresses on this side of the open connections from this port of an address, as above.
   std::vector<sockaddr_storage> OwnEnds(const std::string& ip, std::uint16_t port);

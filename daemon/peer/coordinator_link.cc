@@ -524,8 +524,8 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
       // A link whose job has never formed keeps no engine.
       const std::uint64_t idle_ns = engine_->engines_made() == 0 ? kUnusedNs : context_.idle_ns;
       idle = now_ns > idle_since_ns_ + idle_ns;
-      // The answer may be among the messages that wait here, and the coordinator waits for what it
-      // has launched here.
+      // Two excuses: the answer may be among the messages that wait here, and the coordinator may
+      // wait for what it has launched here.
       unended = ranks_.FindOverdueEnd(
           now_ns, was_stopped || has_message || engine_->busy() || workers_->busy());
     }

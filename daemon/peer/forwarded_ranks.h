@@ -51,8 +51,8 @@ class ForwardedRanks {
   bool unused() const { return ranks_.empty() && joining_ == 0; }
   // A rank has begun a step whose verdict it does not know.
   bool InStep() const;
-  // A rank whose end the coordinator owes for too long, as in ForwardingJob::EndIsOverdue(). Null:
-  // there is none. Asks every rank.
+  // A rank whose session the coordinator should have ended. Null: there is none. Calls
+  // ForwardingJob::EndIsOverdue() for every rank.
   std::shared_ptr<ForwardingJob> FindOverdueEnd(std::uint64_t now_ns, bool excused) const;
   // Null if there is none.
   std::shared_ptr<ForwardingJob> Find(std::uint64_t incarnation) const;

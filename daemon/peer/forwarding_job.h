@@ -25,9 +25,10 @@ namespace gradsync::daemon {
 // says that the session has ended: until then the coordinator may launch on it.
 class ForwardingJob final : public JobPort, public std::enable_shared_from_this<ForwardingJob> {
  public:
-  // A job's end waits for what is in flight. A sound coordinator is far faster.
+  // How long a coordinator may take to end a lost rank's session: it waits for what is in flight. A
+  // sound coordinator is far faster.
   static constexpr std::uint64_t kEndLimitNs = 30'000'000'000;
-  // Of excused time, one part in so many counts. So a coordinator that is always excused has 5
+  // Of excused time only one part in so many counts. So a coordinator that is always excused has 5
   // minutes.
   static constexpr std::uint64_t kExcusedPart = 10;
   // The most time that counts from one call of EndIsOverdue() to the next. In a longer pause this
@@ -110,9 +111,9 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
   RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
   bool end_sent_ ABSL_GUARDED_BY(mutex_) = false;  // RankEnded was sent
-  // For how long the coordinator has owed the end, as EndIsOverdue() counts, and the time of its
-  // last call; 0: none since RankEnded was sent.
+  // For how long the coordinator has owed the end, as EndIsOverdue() counts.
   std::uint64_t end_owed_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The last call of EndIsOverdue(); 0: none since RankEnded was sent.
   std::uint64_t end_asked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // Why the rank was lost here. The coordinator's reason may be another rank, lost with this one.
   absl::Status own_end_ ABSL_GUARDED_BY(mutex_);

@@ -31,8 +31,8 @@ constexpr int kIdleConnectionMs = 30'000;
 // A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
 // its length with a limit.
 constexpr ConnectionLimit::SilentBytes kMostSilentBytes = {128 << 10, 1 << 20};
-// An honest daemon's message is short. But gRPC reads on while one waits for its turn: up to 16
-// MiB, mostly far less.
+// Of an honest daemon gRPC has read less in vain: at most 16 MiB, which it reads ahead while a
+// message waits for its turn. Mostly it is far less.
 constexpr VainBytes::Most kMostVain = {32 << 20, 128 << 20, 1 << 20};
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;

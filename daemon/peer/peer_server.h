@@ -2,8 +2,9 @@
 //
 // gRPC bounds neither the calls that a client opens and resets at once (CVE-2023-44487), nor the
 // memory that they take. So a thread compares gRPC's counts every kWatchPeriod. If there are too
-// many, it ends the connections with the most open calls. Nor does gRPC bound the headers that it
-// keeps. So the thread also ends connections that bring bytes, but no call or message.
+// many, it ends the connections with the most open calls. gRPC does not bound the headers that it
+// keeps either. So the thread also ends connections of which gRPC reads much, and no call or
+// message comes.
 
 #ifndef DAEMON_PEER_PEER_SERVER_H_
 #define DAEMON_PEER_PEER_SERVER_H_
@@ -73,7 +74,7 @@ class PeerServer {
               std::function<void()> used = nullptr);
   // The CallerKey of a caller, from gRPC's name for it.
   CallerKey CallerAt(absl::string_view caller) { return listener_->CallerAt(caller); }
-  // What a caller's streams are to write. Null: its connection has ended.
+  // The input of a caller's connection. Null: the connection has ended.
   std::shared_ptr<ClientInput> InputOf(absl::string_view caller) {
     return listener_->InputOf(caller);
   }

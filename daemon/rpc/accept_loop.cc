@@ -119,8 +119,8 @@ absl::Status AcceptLoop::Init() {
   // The service manager's may block.
   for (const int fd : {grpc_socket_.fd(), fd_socket_.fd()}) {
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-    // Otherwise the thread that reads a message with descriptors, or closes the connection with it,
-    // closes them too.
+    // Otherwise the thread that reads a message with descriptors, or closes its connection, closes
+    // these, too, and that may take long.
     if (!RefuseDescriptors(fd)) {
       LogLimited(LogLevel::kWarning,
                  "this kernel passes descriptors of clients to the daemon (Linux 6.16 can refuse "

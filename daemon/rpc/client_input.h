@@ -19,7 +19,7 @@ struct ClientInput {
 
   std::atomic<std::uint64_t> received{0};  // calls and messages
   std::atomic<std::uint64_t> bytes{0};     // of the messages
-  std::atomic<bool> long_headers{false};   // a call had too long ones: see long_headers.h
+  std::atomic<bool> long_headers{false};   // a call had too long headers: see long_headers.h
 };
 
 }  // namespace gradsync::daemon

@@ -53,7 +53,7 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     QueueLocked(std::move(item), bytes);
   }
 
-  // The same, but if Grant() refuses the message, returns why, and the stream goes on without it.
+  // The same. But if Grant() refuses the message, returns why, and the stream goes on without it.
   absl::Status QueueIfGranted(Item item) {
     const std::size_t bytes = BytesOf(item);
     MutexLock lock(&mutex_);

@@ -35,8 +35,8 @@ class SessionReplies : public SessionSink {
  public:
   // Sends an answer unless the session has ended. Callers hold no lock.
   virtual void Respond(v1::SessionResponse response) = 0;
-  // The same, but if the user's quota has no place for the answer, sends nothing, and the session
-  // goes on. RESOURCE_EXHAUSTED QUOTA.
+  // The same. But if the user's quota has no place for the answer, sends nothing, and the session
+  // goes on: RESOURCE_EXHAUSTED QUOTA.
   virtual absl::Status TryRespond(v1::SessionResponse response) = 0;
 };
 

@@ -31,8 +31,8 @@ namespace gradsync::daemon {
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
-// - when gRPC has read too much of a connection in vain. Then the user is paused, too;
-// - when a call had too long headers. Then the user is paused, too;
+// - when gRPC has read too much of it in vain (vain_bytes.h). Then the user is paused, too;
+// - when one of its calls had too long headers. Then the user is paused, too;
 // - when the server stops.
 //
 // Thread-safe.
@@ -56,8 +56,8 @@ class UserConnections {
   static constexpr std::uint64_t kUnreadNs = 2'000'000'000;
   static constexpr std::uint64_t kUnreadBytes = (1 << 20) + (256 << 10);
 
-  // Bytes that are read in vain, of the user's connections. An honest client's are what gRPC reads
-  // ahead: at most 64 KiB for each of its calls.
+  // The most bytes that may be read in vain of the user's connections. Of an honest client they are
+  // what gRPC reads ahead: at most 64 KiB for each of its calls.
   static constexpr VainBytes::Most kMostVain = {8 << 20, 32 << 20, 1 << 20};
 
   // `account`: the user; its quota outlives this object. `most`: open calls that the user may have.
@@ -98,7 +98,8 @@ class UserConnections {
   void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Charges the user for connections that it does not read, and ends those that it may not have.
   void ChargeUnread(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
-  // Ends connections that send too much in vain, or too long headers. True: it has ended some.
+  // Ends connections of which too much was read in vain, or that had a call with too long headers.
+  // True: it has ended some.
   bool EndVain(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Looks at the calls of each connection. True: there are too many.
   bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns)

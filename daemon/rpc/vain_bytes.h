@@ -19,16 +19,16 @@ class VainBytes {
   struct Most {
     std::uint64_t one = 0;   // of a connection
     std::uint64_t all = 0;   // of all connections of the client
-    std::uint64_t some = 0;  // above `all`, a connection may stay if it has at most so many
+    std::uint64_t some = 0;  // above `all`, the connections with at most so many stay
   };
-  // So many bytes may come beside those of a call's or a message's own: frames, headers, TLS,
-  // acknowledgements. Those of an honest client are fewer.
+  // How many bytes may come with each call or message beside its own: frames, headers, TLS,
+  // acknowledgements. An honest client sends fewer.
   static constexpr std::uint64_t kAround = 256;
   static constexpr std::uint64_t kMany = 64 << 10;
 
-  // Looks at the connection. Returns the bytes that have been read in vain, less those that later
-  // calls and messages have made up for; 0 if the connection has been closed. Takes no system call,
-  // unless they are kMany or more.
+  // Looks at the connection. Returns how many bytes have been read in vain. Later calls and
+  // messages make up for earlier bytes. Takes a system call only if there are kMany or more, and
+  // then returns 0 if the connection is closed.
   std::uint64_t Look(const BorrowedSocket& socket, const ClientInput& input) {
     // In this order: a message is read before it is used.
     const std::uint64_t used = input.bytes.load() + input.received.load() * kAround;
@@ -38,7 +38,7 @@ class VainBytes {
     bytes_ = more > less ? more - less : 0;
     read_ = read;
     used_ = used;
-    // Later sockets of the same number are read, too.
+    // The bytes may be those of a later socket with the same number.
     if (bytes_ >= kMany && !socket.IsOpen()) bytes_ = 0;
     return bytes_;
   }

@@ -13,7 +13,7 @@ namespace {
 // The daemon's own: sockets, epoll, gRPC's, pipes of workers; and what it keeps for clients that
 // ask.
 constexpr std::size_t kDaemonsOwn = 256;
-// This part of the mappings is the daemon's own: 8,191 of Linux's default. An idle daemon has some
+// One mapping in so many is the daemon's own: 8,191 of Linux's default. An idle daemon has some
 // 400, and two for each thread.
 constexpr std::size_t kDaemonsMappings = 8;
 // How a refusal ends.

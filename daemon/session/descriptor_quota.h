@@ -18,10 +18,10 @@ namespace gradsync::daemon {
 class DescriptorQuota {
  public:
   explicit DescriptorQuota(std::size_t per_user);
-  // The limit of descriptors that the process should have: its hard limit, but less than the
-  // mappings that Linux allows it (vm.max_map_count). Each mapping of memory that is shared with
-  // trainers has a descriptor. So mappings are left for threads and for the allocators, which end
-  // the process if they get none.
+  // The limit of descriptors that the process should have: its hard limit, but less than the number
+  // of mappings that Linux allows it (vm.max_map_count). Each mapping of memory that is shared with
+  // trainers has a descriptor. So some mappings are left for threads and for the allocators, which
+  // end the process if they get none.
   static std::size_t LimitOfProcess(std::size_t hard_limit, std::size_t max_map_count);
   // The process's limit of descriptors, less those that the daemon needs itself, divided by two. So
   // one user, whatever it opens, leaves the other half to others.

@@ -336,7 +336,7 @@ bool WorkerProcess::TakeReply() {
   const std::size_t expected = passes ? 1 : 0;
   if (received->descriptors.size() > expected) {
     CloseAtOnce(std::move(received->descriptors));
-    Kill(Lost("sent descriptors that its reply does not carry, and was killed"));
+    Kill(Lost("sent more descriptors than its reply needs, and was killed"));
     return false;
   }
   if (!parsed) return false;
@@ -356,7 +356,7 @@ bool WorkerProcess::TakeReply() {
     const MutexLock lock(&mutex_);
     heard_ns_ = MonotonicNowNs();
     if (reply.message.has_pong()) memory_ = reply.message.pong();
-    // It says that it exits. But its calls must not wait for a process that stays.
+    // A process that says this exits. If it stays, its calls must not wait for it.
     if (reply.message.call() == 0) {
       KillLocked(Lost(absl::StrCat("has failed: ", error.message())));
     }

@@ -47,9 +47,9 @@ struct WorkerProcessOptions {
   absl::Duration stop_limit = absl::Seconds(5);
   // False: no reply carries a descriptor, and the kernel refuses those that the process sends.
   bool takes_descriptors = true;
-  // The most memory of the calls that wait until the process reads. Beyond it the process is
-  // killed. One that reads stays far below: a step has at most 4,096 calls by default, of some 200
-  // bytes.
+  // The most memory of the calls that wait until the process reads. With more, the process is
+  // killed. A process that reads needs far less: by default a step has at most 4,096 calls, of some
+  // 200 bytes.
   std::size_t queue_limit_bytes = std::size_t{64} << 20;
   // Makes the error of a process that is lost. `how` follows a subject: "was killed by signal 9".
   std::function<absl::Status(absl::string_view how)> lost;  // default: WORKER_LOST
@@ -98,7 +98,7 @@ class WorkerProcess final : public WorkerPort {
   struct Outgoing {
     worker::Call call;
     std::vector<UniqueFd> descriptors;
-    std::size_t bytes = 0;  // what it takes in memory; 0: it does not count
+    std::size_t bytes = 0;  // its memory while it is in the queue
   };
 
   WorkerProcess(WorkerProcessOptions options, std::function<void(const absl::Status&)> ended,

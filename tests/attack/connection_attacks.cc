@@ -185,8 +185,8 @@ struct PeerStreamCounts {
   std::chrono::milliseconds pause;  // the pace of the attack: after the end of a stream
 };
 
-// Opens streams that say Hello, or nothing, and then no more; again whenever the daemon has ended
-// one. Prints READY when the daemon has refused one because there are too many.
+// Opens streams that say Hello, or nothing at all, and keeps them open. Opens another one for each
+// that the daemon ends. Prints READY when the daemon has refused one because there are too many.
 void PeerStreams(const Target& target, bool greet, const PeerStreamCounts& counts) {
   std::deque<PeerConnection> connections;
   for (int i = 0; i < counts.streams; i += counts.per_connection) {
@@ -220,8 +220,8 @@ void PeerStreams(const Target& target, bool greet, const PeerStreamCounts& count
   });
 }
 
-// A local user who is not the daemon's says Hello in the name of the victim's job, and opens a
-// session of its rank 0: that would end a job which has this rank.
+// A local user other than the daemon's says Hello in the name of the victim's job, and opens a
+// session of the job's rank 0. If the daemon allowed that, a job that has this rank would end.
 void PeerStrangers(const Target& target) {
   if (!BecomeUser(target.user)) _exit(1);
   const Victim& victim = target.victim;

@@ -1,4 +1,4 @@
-// An attacker, an innocent job of another user and one who asks, as processes beside a daemon.
+// An attacker, another user's innocent job, and a user who asks, as processes beside a daemon.
 
 #ifndef TESTS_ATTACK_NEIGHBOURS_H_
 #define TESTS_ATTACK_NEIGHBOURS_H_
@@ -20,8 +20,8 @@ inline constexpr uid_t kInnocent = 23456;
 // Lets every user reach the daemon's sockets.
 void LetEveryoneIn(const TestDaemon& daemon);
 
-// Runs an attack of attacker.cc, on the innocent user's job `another` of two ranks if it aims at a
-// job. It runs from when it is at its full strength to the destructor.
+// Runs an attack of attacker.cc until the destructor. The constructor returns when the attack is at
+// its full strength. An attack on one job aims at the innocent user's job `another`, of two ranks.
 class Attacker {
  public:
   // `peer`: where other nodes reach the daemon, for an attack that goes there. `other_socket`: of
@@ -38,8 +38,8 @@ class Attacker {
   bool ready_ = false;
 };
 
-// Runs asker.cc as this user, which must be the test's own unless that is root. Returns what it
-// says: "ANSWERED", unless a question failed.
+// Runs asker.cc as this user: the test's own, or any user if the test runs as root. Returns what
+// the program says: "ANSWERED", unless a question failed.
 std::string Ask(const TestDaemon& daemon, uid_t user);
 
 // What innocent.cc measures.

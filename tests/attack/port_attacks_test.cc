@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
                          [](const auto& one) { return one.param; });
 
 // The attacker has little memory, and the daemon may take little more than without the attack. So
-// it would end if it allocated the pages that the attacker has freed.
+// the daemon would end if it allocated the pages that the attacker has freed.
 TEST(Holes, AreNotFilledAtTheDaemonsExpense) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";

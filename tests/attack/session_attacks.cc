@@ -188,7 +188,7 @@ void FreePages(const fault::RawMemory& memory) {
             static_cast<off_t>(memory.size()));
 }
 
-// Frees the pages of this memory all the time, until its own end.
+// Frees the pages of this memory again and again, until the destructor.
 class Puncher {
  public:
   explicit Puncher(const fault::RawMemory& memory)
@@ -251,8 +251,8 @@ void StagingHoles(const Target& target) {
   });
 }
 
-// A job of two ranks whose arenas have no pages when their buckets are reduced: so the daemon would
-// allocate 4 MiB. The job keeps them.
+// A job of two ranks whose arenas have no pages when their buckets are reduced: the daemon would
+// allocate 4 MiB for them.
 struct HoledJob {
   std::unique_ptr<RawSession> sessions[2];
   std::shared_ptr<fault::RawMemory> arenas[2];  // null: not mapped
@@ -297,8 +297,8 @@ bool ReduceHoles(const Target& target, const std::string& name, bool sealed, Hol
   return true;
 }
 
-// Begins such jobs, one after the other, and keeps those that the daemon does not refuse. So it
-// needs little memory itself.
+// Begins such jobs, one after the other. Keeps those that the daemon does not refuse, and frees the
+// pages of the others. So the attacker itself needs little memory.
 void KeptHoles(const Target& target) {
   constexpr std::uint64_t kFullStrength = 60;  // jobs: 120 MiB if the daemon refuses half of them
   OnThreads(1, [&](int, const Begun& begun) {
@@ -388,8 +388,8 @@ void RegistrationsAcross(const Target& target) {
   });
 }
 
-// Other processes of the victim's user, which do not have its job's token, open sessions of the
-// job's rank 0 and keep them: the job is to form nevertheless.
+// Other processes of the victim's user open sessions of rank 0 with tokens that are not the job's,
+// and keep them. The victim's job must form nevertheless.
 void OtherTokens(const Target& target) {
   if (!BecomeUser(target.victim.user)) _exit(1);
   OnThreads(4, [&](int thread, const Begun& begun) {

@@ -190,8 +190,8 @@ TEST(RenderStatusTest, SaysThatNodesThatAreGoneMayNotBeListed) {
   job->set_former_ranks_unlisted(76);
   EXPECT_THAT(
       RenderStatus(status, false, Length::kShort),
-      HasSubstr("\n  wide: 76 more ranks have no session now. If their nodes are GONE, they "
-                "may not be listed\n"));
+      HasSubstr("\n  wide: 76 more ranks have no session now. If their nodes are GONE, this "
+                "table may lack those nodes\n"));
 }
 
 TEST(RenderStatusTest, NamesTheFirstOfManyRangesOfMissingRanks) {

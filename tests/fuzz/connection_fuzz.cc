@@ -54,7 +54,7 @@ std::shared_ptr<MappedMemory> Semaphores() {
   return *std::move(mapped);
 }
 
-// One rank, and what its trainer does besides. It has no stream, so it does nothing that sends.
+// One rank, and what its trainer does besides. It has no stream, so it makes no call that sends.
 class Rank {
  public:
   Rank() { connection_->Attach(kChannel, steps_); }

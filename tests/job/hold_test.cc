@@ -743,7 +743,8 @@ TEST_F(TwoLayoutsHoldTest, LayoutThatItHadReleasedIsNotNeeded) {
   EXPECT_TRUE(IsLive(1));
 }
 
-// Rank 0 has called it after the step that healed rank 1, so rank 1's program calls it, too.
+// Rank 0 has called the barrier after the step that healed rank 1. So rank 1's program calls it,
+// too.
 TEST_F(TwoLayoutsHoldTest, RankThatIsLiveAgainTakesPartInTheOpenBarrier) {
   const OperationSpec barrier;
   const auto call = [&](std::uint32_t rank, std::uint64_t sequence) {

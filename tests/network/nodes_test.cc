@@ -241,7 +241,7 @@ TEST(Joining, TwoTokensAreTwoJobsAndOneOutlivesTheOther) {
     EXPECT_EQ(reply.reason, "RANK_LOST") << reply;
   }
   ExpectAll(blue, "step times=10");
-  // The next run of the red job, whose rank 0 is the coordinator's, ends nothing either.
+  // The next run of the red job does not end the blue one either.
   const Trainers again = nodes.Join("token=crimson");
   ExpectAll(again, "register buckets=2 count=1000");
   ExpectAll(again, "step times=2");

@@ -466,7 +466,7 @@ class VainSenders : public SilentSenders {
   static constexpr std::size_t kPiece = 10'000;
   static constexpr VainBytes::Most kMost = {10 * kPiece, 25 * kPiece, kPiece};
 
-  // They are read.
+  // Sends them, and reads them on the other side.
   static void SendPieces(const Sender& sender, int pieces) {
     for (int i = 0; i < pieces; ++i) Send(sender, kPiece);
   }

@@ -97,7 +97,7 @@ TEST_F(WorkerProcessTest, ReportsHowAWorkerEnded) {
       {"exits", "exited with status 7"},
       {"fails", "has failed: cuCall: ECC"},
       {"closes its socket", "closed its socket"},
-      {"passes a descriptor", "sent descriptors that its reply does not carry, and was killed"},
+      {"passes a descriptor", "sent more descriptors than its reply needs, and was killed"},
   };
   for (const auto& [script, how] : kEnds) {
     Event ended;

@@ -93,8 +93,8 @@ Nodes of the jobs that span nodes and that this daemon coordinates:
   ADDRESS      of the node's daemon, as it connected
   RANKS        that have joined on the node
   HEARD        when its daemon last answered; this daemon asks every second. GONE: it has left, or
-               was lost. Only the lowest 1,024 ranks without a session are looked at for this; a
-               line says how many more there are
+               was lost. The daemon looks for this at the lowest 1,024 ranks without a session;
+               a line says how many more there are
   WAITING FOR  the ranks there that the step or operation in progress waits for
 
 Jobs elsewhere have ranks here, but another node's daemon coordinates them; ask that daemon for

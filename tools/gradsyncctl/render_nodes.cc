@@ -38,8 +38,8 @@ TextTable Nodes(const v1::GetStatusResponse& status) {
     }
     if (job.former_ranks_unlisted() == 0) continue;
     table.AddNote(absl::StrCat("  ", job.job_id(), ": ", job.former_ranks_unlisted(),
-                               " more ranks have no session now. If their nodes are GONE, they may "
-                               "not be listed"));
+                               " more ranks have no session now. If their nodes are GONE, this "
+                               "table may lack those nodes"));
   }
   return table;
 }

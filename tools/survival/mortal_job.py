@@ -91,7 +91,7 @@ class MortalJob:
         return faults
 
     def faults(self) -> list[str]:
-        """What has ended its steps although no rank was killed, as sentences: a wrong sum, too."""
+        """Why ranks ended their steps although none was killed, as sentences: a wrong sum, too."""
         return [
             f"{process.name}: {_text(_answer(process.line())) or 'it has ended'}"
             for process in self._ranks
