@@ -15,7 +15,6 @@
 #include <memory>
 
 #include "daemon/base/mutex.h"
-#include "daemon/base/read_bytes.h"
 #include "daemon/base/unique_fd.h"
 
 namespace gradsync::daemon {
@@ -110,6 +109,12 @@ bool BorrowedSocket::IsFull() const {
 std::uint64_t BorrowedSocket::ReadBytes() const {
   return daemon::ReadBytes(descriptor_) - read_at_first_;
 }
+
+void BorrowedSocket::LimitHeaders() const {
+  if (socket_ != 0) daemon::LimitHeaders(descriptor_, socket_);
+}
+
+HeaderState BorrowedSocket::Headers() const { return HeadersOf(descriptor_, socket_); }
 
 std::uint64_t BorrowedSocket::ReceivedBytes() const {
   tcp_info info{};

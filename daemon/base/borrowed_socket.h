@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "daemon/base/read_bytes.h"
+
 namespace gradsync::daemon {
 
 // A value. It knows the socket behind the descriptor, so it never takes a later socket with the
@@ -34,6 +36,10 @@ class BorrowedSocket {
   // The bytes that were read from the descriptor since this object was made: see read_bytes.h. Once
   // the socket is closed, those of a later socket of its number count, too. Takes no system call.
   std::uint64_t ReadBytes() const;
+  // Limits the headers of an HTTP/2 connection, before its owner reads it, and what has come of
+  // them: see read_bytes.h.
+  void LimitHeaders() const;
+  HeaderState Headers() const;
   // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.
   std::uint64_t ReceivedBytes() const;
   // The address of this side. nullopt if the socket is closed.

@@ -1,40 +1,100 @@
 #include "daemon/base/read_bytes.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 
+#include "daemon/base/header_frames.h"
+
 namespace {
 
-// Linux gives a process no larger numbers, unless the administrator raises fs.nr_open.
-constexpr std::size_t kNumbers = std::size_t{1} << 20;
-// Only the pages of numbers in use take memory.
-std::array<std::atomic<std::uint64_t>, kNumbers> counts;
+using gradsync::daemon::HeaderFrames;
 
-bool IsCounted(int descriptor) {
-  return descriptor >= 0 && static_cast<std::size_t>(descriptor) < kNumbers;
+// What was read from the descriptors of a number.
+struct Reads {
+  std::atomic<std::uint64_t> bytes{0};
+  std::atomic<ino_t> socket{0};      // that LimitHeaders() got last; 0: none
+  std::atomic<bool> limited{false};  // it is to be followed
+  std::atomic<std::uint32_t> unfinished{0};
+  std::atomic<bool> refused{false};
+  HeaderFrames frames;  // belongs to LimitHeaders(), then to the thread that reads the connection
+};
+
+// Linux gives no process larger numbers, unless its administrator says so (fs.nr_open). Only the
+// pages of numbers in use take memory.
+constexpr std::size_t kNumbers = std::size_t{1} << 20;
+std::array<Reads, kNumbers> all_reads;
+
+// Null: the number is too large.
+Reads* ReadsOf(int descriptor) {
+  const auto number = static_cast<std::size_t>(descriptor);
+  return descriptor >= 0 && number < kNumbers ? &all_reads[number] : nullptr;
+}
+
+bool Names(int descriptor, ino_t socket) {
+  struct stat named {};
+  return fstat(descriptor, &named) == 0 && S_ISSOCK(named.st_mode) && named.st_ino == socket;
+}
+
+// False: there are too many headers.
+bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
+  bool fine = true;
+  for (std::size_t i = 0; fine && bytes > 0 && i < message.msg_iovlen; ++i) {
+    const iovec& part = message.msg_iov[i];
+    const std::size_t size = std::min(bytes, part.iov_len);
+    fine = reads->frames.Take(static_cast<const char*>(part.iov_base), size);
+    bytes -= size;
+  }
+  reads->unfinished.store(reads->frames.unfinished(), std::memory_order_relaxed);
+  return fine;
 }
 
 }  // namespace
 
-// Replaces the C library's, for the whole program.
+// In the place of the C library's, for the whole program.
 extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
   const ssize_t bytes = syscall(SYS_recvmsg, descriptor, message, flags);
-  if (bytes > 0 && (flags & MSG_PEEK) == 0 && IsCounted(descriptor)) {
-    counts[descriptor].fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
-  }
-  return bytes;
+  if (bytes <= 0 || (flags & MSG_PEEK) != 0) return bytes;
+  Reads* const reads = ReadsOf(descriptor);
+  if (reads == nullptr) return bytes;
+  reads->bytes.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);
+  if (!reads->limited.load(std::memory_order_acquire)) return bytes;
+  if (TakeFrames(reads, *message, static_cast<std::size_t>(bytes))) return bytes;
+  reads->limited.store(false);
+  if (!Names(descriptor, reads->socket.load())) return bytes;  // a later socket
+  reads->refused.store(true);
+  shutdown(descriptor, SHUT_RDWR);
+  return 0;
 }
 
 namespace gradsync::daemon {
 
 std::uint64_t ReadBytes(int descriptor) {
-  return IsCounted(descriptor) ? counts[descriptor].load(std::memory_order_relaxed) : 0;
+  const Reads* const reads = ReadsOf(descriptor);
+  return reads == nullptr ? 0 : reads->bytes.load(std::memory_order_relaxed);
+}
+
+void LimitHeaders(int descriptor, ino_t socket) {
+  Reads* const reads = ReadsOf(descriptor);
+  if (reads == nullptr) return;
+  reads->frames = HeaderFrames();
+  reads->unfinished.store(0);
+  reads->refused.store(false);
+  reads->socket.store(socket);
+  reads->limited.store(true, std::memory_order_release);
+}
+
+HeaderState HeadersOf(int descriptor, ino_t socket) {
+  const Reads* const reads = ReadsOf(descriptor);
+  if (reads == nullptr || reads->socket.load() != socket) return {};
+  return {reads->unfinished.load(std::memory_order_relaxed), reads->refused.load()};
 }
 
 }  // namespace gradsync::daemon

@@ -1,19 +1,33 @@
-// Counts what the program's libraries read from sockets, because gRPC does not say how much it has
-// read.
+// Follows what the program's libraries read from sockets: gRPC says little about it.
+//
+// A program that links this file has a recvmsg() of its own, which gRPC's library uses, too. gRPC
+// reads with nothing else. Thread-safe.
 
 #ifndef DAEMON_BASE_READ_BYTES_H_
 #define DAEMON_BASE_READ_BYTES_H_
+
+#include <sys/types.h>
 
 #include <cstdint>
 
 namespace gradsync::daemon {
 
-// Returns how many bytes this process has read so far with recvmsg() from descriptors of this
-// number. gRPC reads with nothing else. Thread-safe.
-//
-// The kernel counts only for TCP. So a program that links this function has a recvmsg() of its own,
-// which gRPC's library uses, too.
+// Returns how many bytes this process has read so far from descriptors of this number. The kernel
+// has such a count for TCP alone.
 std::uint64_t ReadBytes(int descriptor);
+
+// Limits the headers of an HTTP/2 connection: see header_frames.h. If there are too many, the read
+// returns the connection's end instead of them. Called before the first read. `socket`: the number
+// that fstat() gives for the descriptor's socket (st_ino); not 0. A later socket with the same
+// descriptor has no limit.
+void LimitHeaders(int descriptor, ino_t socket);
+
+struct HeaderState {
+  std::uint32_t unfinished = 0;  // bytes of headers whose end has not come
+  bool refused = false;          // there were too many headers, and the connection has ended
+};
+// Zeros if LimitHeaders() has got another socket with this descriptor meanwhile, or none.
+HeaderState HeadersOf(int descriptor, ino_t socket);
 
 }  // namespace gradsync::daemon
 

@@ -239,9 +239,12 @@ std::vector<TcpEnd> ConnectionLimit::EndVain(const VainBytes::Most& most) {
     std::uint64_t sum = 0;
     for (Open& one : caller.open) sum += one.vain.Look(one.socket, *one.input);
     for (Open& one : caller.open) {
-      if (!one.input->long_headers.exchange(false) && !one.vain.AreMany(most, sum)) continue;
+      const bool refused = !one.refused && one.socket.Headers().refused;
+      one.refused |= refused;
+      const bool ends = one.input->long_headers.exchange(false) || one.vain.AreMany(most, sum);
+      if (!refused && !ends) continue;
       one.vain.Forget();
-      if (!one.socket.End()) continue;
+      if (!one.socket.End() && !refused) continue;
       ended.push_back(one.peer);
       caller.pause.Extend(clock_->NowNs());
     }

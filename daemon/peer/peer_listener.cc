@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/logging.h"
 #include "daemon/engine/caller.h"
 #include "daemon/peer/local_caller.h"
@@ -196,6 +197,7 @@ std::string PeerListener::Accept(int socket) {
                {{"address", TextOf(peer)}, {"why", admitted.message()}});
     return "";
   }
+  if (limits_headers_) BorrowedSocket(connection.get()).LimitHeaders();
   {
     MutexLock lock(&mutex_);
     connecting_ = TcpEnd::Of(peer);

@@ -46,6 +46,9 @@ class PeerListener {
 
   // Accepts nothing while descriptors are scarce. Called before Start(). `quota` outlives it.
   void LimitDescriptors(const DescriptorQuota* quota) { descriptors_ = quota; }
+  // Limits the headers of each connection: see read_bytes.h. Called before Start(), and only if
+  // connections have no TLS.
+  void LimitHeaders() { limits_headers_ = true; }
   // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor. The
   // call may last for as long as the other node sends: see EndSlow().
   void Start(std::function<void(UniqueFd connection)> connected);
@@ -81,6 +84,7 @@ class PeerListener {
   UniqueFd stop_;  // readable: stop
   std::uint16_t port_ = 0;
   const DescriptorQuota* descriptors_ = nullptr;  // null: never scarce
+  bool limits_headers_ = false;
   std::function<void(UniqueFd connection)> connected_;
 
   const MonotonicClock clock_;

@@ -50,9 +50,11 @@ std::size_t GreetedAt(const std::string& address,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
-    const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials) {
+    const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
+    bool plain_text) {
   auto listener = PeerListener::Listen(address);
   if (!listener.ok()) return listener.status();
+  if (plain_text) (*listener)->LimitHeaders();
   std::unique_ptr<PeerServer> made(new PeerServer);
   made->listener_ = *std::move(listener);
   grpc::ServerBuilder builder;

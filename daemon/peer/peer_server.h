@@ -56,9 +56,10 @@ class PeerServer {
   // and that takes a moment: no connection ends for them.
   static constexpr std::uint64_t kMaxOtherCalls = kMaxNodes + 1024;
 
-  // Binds the port. UNAVAILABLE: it cannot listen there.
+  // Binds the port. `plain_text`: the credentials have no TLS. UNAVAILABLE: it cannot listen there.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(
-      const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials);
+      const PeerAddress& address, const std::shared_ptr<grpc::ServerCredentials>& credentials,
+      bool plain_text);
 
   // The address that it listens on. If port 0 was asked for, this has the port that was chosen.
   const PeerAddress& address() const { return address_; }

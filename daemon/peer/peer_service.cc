@@ -312,7 +312,8 @@ absl::StatusOr<std::unique_ptr<PeerService>> PeerService::Start(
     const PeerOptions& options, const PeerEnvironment& environment) {
   const auto prepared = Prepare(options);
   if (!prepared.ok()) return prepared.status();
-  auto server = PeerServer::Listen(prepared->listen, prepared->credentials.server);
+  auto server = PeerServer::Listen(prepared->listen, prepared->credentials.server,
+                                   options.tls_certificate.empty());
   if (!server.ok()) return server.status();
   auto impl = std::make_unique<Impl>(options, environment, *prepared, *std::move(server));
   return std::unique_ptr<PeerService>(new PeerService(std::move(impl)));

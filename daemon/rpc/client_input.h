@@ -13,11 +13,11 @@ namespace gradsync::daemon {
 struct ClientInput {
   // A call, or a message with so many bytes, has come.
   void Count(std::size_t message_bytes) {
-    received.fetch_add(1, std::memory_order_relaxed);
-    bytes.fetch_add(message_bytes, std::memory_order_relaxed);
+    received.fetch_add(1);
+    bytes.fetch_add(message_bytes);
   }
 
-  std::atomic<std::uint64_t> received{0};  // calls and messages
+  std::atomic<std::uint64_t> received{0};  // calls, and a peer's messages
   std::atomic<std::uint64_t> bytes{0};     // of the messages
   std::atomic<bool> long_headers{false};   // a call had too long headers: see long_headers.h
 };

@@ -9,16 +9,17 @@
 
 namespace gradsync::daemon {
 
-// An honest call has a few hundred bytes of headers. gRPC's own limit, 8 KiB, holds only for a
-// client that acknowledges it, and only for the headers of one frame.
+// An honest call has a few hundred bytes of headers, and 32 for each of them, as HTTP/2 counts.
+// HeaderFrames limits them on the wire, where one may have a single byte.
 inline constexpr std::size_t kMaxHeaderBytes = 16 << 10;
+inline constexpr std::size_t kBytesOfAnEntry = 32;
 
 // True if the call has more. gRPC keeps them for as long as the call lives, and no user pays for
 // them.
 inline bool HasLongHeaders(const grpc::ServerContextBase& context) {
   std::size_t bytes = 0;
   for (const auto& [name, value] : context.client_metadata()) {
-    bytes += name.size() + value.size();
+    bytes += name.size() + value.size() + kBytesOfAnEntry;
     if (bytes > kMaxHeaderBytes) return true;
   }
   return false;

@@ -120,7 +120,6 @@ class QuestionStream final : public ServerStream<In, Out> {
   }
 
   void OnMessage(const In& request) override {
-    this->Heard(request.ByteSizeLong());
     if (this->Ended() || (method_.asks_once && asked_)) return;
     asked_ = true;
     due_.store(true);

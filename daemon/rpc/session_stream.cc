@@ -76,7 +76,6 @@ void SessionStream::OnAccepted() {
 }
 
 void SessionStream::OnMessage(const v1::SessionRequest& request) {
-  Heard(request.ByteSizeLong());
   if (!Ended()) handler_->Handle(request);
 }
 

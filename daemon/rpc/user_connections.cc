@@ -33,6 +33,7 @@ absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota
   }
   Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
                       std::move(quota), std::move(input)};
+  expected.socket.LimitHeaders();
   MutexLock lock(&mutex_);
   if (all_ended_) return absl::UnavailableError("the daemon is stopping");
   expected_.push_back(std::move(expected));
@@ -42,14 +43,15 @@ absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota
 bool UserConnections::Watch(const CountedServer& server, std::uint64_t now_ns) {
   MutexLock lock(&watch_mutex_);
   TakeExpected();
-  if (now_ns >= pruned_ns_ + kPruneNs || connections_.size() > 2 * pruned_to_ + kMany) {
-    Prune(now_ns);
-  }
-  if (connections_.empty() && !pauses_.load()) return false;
-  if (now_ns >= vain_ns_ + kWatchPeriodNs && EndVain(now_ns)) {
+  const bool prunes =
+      now_ns >= pruned_ns_ + kPruneNs || connections_.size() > 2 * pruned_to_ + kMany;
+  // First, because Prune() forgets connections that have ended.
+  if ((prunes || now_ns >= headers_ns_ + kWatchPeriodNs) && EndLongHeaders(now_ns)) {
     pause_.Extend(now_ns);
     pauses_.store(true);
   }
+  if (prunes) Prune(now_ns);
+  if (connections_.empty() && !pauses_.load()) return false;
   const CallCounts counted = server.Calls();
   if (pauses_.load() || limit_.NeedsConnections(counted)) {
     if (EndBusiest(counted, now_ns)) pause_.Extend(now_ns);
@@ -119,27 +121,26 @@ void UserConnections::ChargeUnread(std::uint64_t now_ns) {
               {"why", absl::StrCat("their clients do not read what the daemon sends; ", why)}});
 }
 
-bool UserConnections::EndVain(std::uint64_t now_ns) {
-  vain_ns_ = now_ns;
-  std::uint64_t sum = 0;
-  for (Connection& connection : connections_) {
-    if (!connection.ended) sum += connection.vain.Look(connection.socket, *connection.input);
+bool UserConnections::EndLongHeaders(std::uint64_t now_ns) {
+  headers_ns_ = now_ns;
+  std::uint64_t unfinished = 0;
+  for (const Connection& connection : connections_) {
+    if (!connection.ended) unfinished += connection.socket.Headers().unfinished;
   }
   std::size_t ended = 0;
   for (Connection& connection : connections_) {
     if (connection.ended) continue;
-    if (!connection.input->long_headers.load() && !connection.vain.AreMany(kMostVain, sum))
-      continue;
-    connection.ended = connection.socket.End();
+    const HeaderState headers = connection.socket.Headers();
+    const bool slow = unfinished > kMostUnfinished && headers.unfinished > 0;
+    if (!headers.refused && !slow && !connection.input->long_headers.load()) continue;
+    connection.ended = headers.refused || connection.socket.End();
     if (connection.ended) ++ended;
   }
   if (ended == 0) return false;
   LogLimited(LogLevel::kWarning, "connections ended",
              {{"uid", account_.user},
               {"connections", ended},
-              {"why",
-               "their clients send much, and no call or message comes of it, or a call has too "
-               "long headers"}});
+              {"why", "their headers are too long, have no end, or come after a call's messages"}});
   return true;
 }
 

@@ -19,7 +19,6 @@
 #include "daemon/rpc/call_counts.h"
 #include "daemon/rpc/call_limit.h"
 #include "daemon/rpc/client_input.h"
-#include "daemon/rpc/vain_bytes.h"
 
 namespace gradsync::daemon {
 
@@ -31,8 +30,9 @@ namespace gradsync::daemon {
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
-// - when gRPC has read too much of it in vain (vain_bytes.h). Then the user is paused, too;
-// - when one of its calls had too long headers. Then the user is paused, too;
+// - when its headers are too long: those of a call, or, of all connections together, those whose
+// end
+//   has not come. gRPC keeps them in memory, and does not limit them. Then the user is paused, too;
 // - when the server stops.
 //
 // Thread-safe.
@@ -56,9 +56,9 @@ class UserConnections {
   static constexpr std::uint64_t kUnreadNs = 2'000'000'000;
   static constexpr std::uint64_t kUnreadBytes = (1 << 20) + (256 << 10);
 
-  // The most bytes that may be read in vain of the user's connections. Of an honest client they are
-  // what gRPC reads ahead: at most 64 KiB for each of its calls.
-  static constexpr VainBytes::Most kMostVain = {8 << 20, 32 << 20, 1 << 20};
+  // The most bytes of headers whose end has not come, of the user's connections together. An honest
+  // client sends a call's headers at once. The most of one connection: HeaderFrames::kMostBytes.
+  static constexpr std::uint64_t kMostUnfinished = 256 << 10;
 
   // `account`: the user; its quota outlives this object. `most`: open calls that the user may have.
   UserConnections(const MemoryAccount& account, std::uint64_t most);
@@ -89,7 +89,6 @@ class UserConnections {
     std::uint64_t closed_ns = 0;  // when the client's end was seen to be closed; 0: it is open
     std::uint64_t full_ns = 0;    // since when the socket is full; 0: it is not
     ArenaQuota::Reservation unread = {};
-    VainBytes vain = {};
     bool ended = false;  // by this class, for doing harm
   };
 
@@ -98,9 +97,8 @@ class UserConnections {
   void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Charges the user for connections that it does not read, and ends those that it may not have.
   void ChargeUnread(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
-  // Ends connections of which too much was read in vain, or that had a call with too long headers.
-  // True: it has ended some.
-  bool EndVain(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
+  // Ends connections whose headers are too long. True: some have ended, also by LimitHeaders().
+  bool EndLongHeaders(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Looks at the calls of each connection. True: there are too many.
   bool EndBusiest(const CallCounts& counted, std::uint64_t now_ns)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
@@ -113,8 +111,8 @@ class UserConnections {
   CallLimit limit_ ABSL_GUARDED_BY(watch_mutex_);
   std::size_t pruned_to_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // connections, by the last Prune()
   std::uint64_t pruned_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;
-  std::uint64_t looked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // at the calls
-  std::uint64_t vain_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;    // when EndVain() last looked
+  std::uint64_t looked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;   // at the calls
+  std::uint64_t headers_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;  // when EndLongHeaders() looked
   std::uint64_t marked_ns_ ABSL_GUARDED_BY(watch_mutex_) = 0;
   GrowingPause pause_ ABSL_GUARDED_BY(watch_mutex_);
   Mutex mutex_;

@@ -330,6 +330,19 @@ void Pings(const Connect& connect) {
   OnConnections(32, connect, [](RawHttp2* connection) { connection->SendPings(1000); });
 }
 
+// Begins headers that take much more memory than bytes on the wire, and keeps the connections.
+void IndexedHeaders(const Connect& connect, const std::string& method) {
+  OnThreads(4, [&](int, const Begun& begun) {
+    for (std::deque<RawHttp2> kept;;) {
+      kept.push_back(connect());
+      if (kept.back().connected()) kept.back().BeginIndexedHeaders(method);
+      begun();
+      if (kept.size() > 200) kept.pop_front();
+      std::this_thread::sleep_for(kPace);
+    }
+  });
+}
+
 // Opens calls with long headers at their ends.
 void Trailers(const Connect& connect, const std::string& method) {
   OnConnections(4, connect, [&](RawHttp2* connection) { connection->CallWithTrailers(method); });
@@ -430,6 +443,7 @@ Attacks ConnectionAttacks() {
       {"peer_reset_attach", {[](const Target& t) { Reset(ToPeer(t), kAttach); }, kOnPeerPort}},
       {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
       {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
+      {"indexed_headers", {[](const Target& t) { IndexedHeaders(ToSocket(t), kSession); }}},
       {"trailers", {[](const Target& t) { Trailers(ToSocket(t), kSession); }}},
       {"slow_headers", {[](const Target& t) { SlowHeaders(ToSocket(t), kSession); }}},
       {"long_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kSession); }}},

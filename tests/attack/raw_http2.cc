@@ -125,6 +125,17 @@ bool RawHttp2::CallWithTrailers(const std::string& path) {
          ContinueHeaders() && EndHeaders();
 }
 
+bool RawHttp2::BeginIndexedHeaders(const std::string& path) {
+  // RFC 7541: a header that the table keeps, and then its number.
+  const std::string kept = BigEndian(0x40, 1) + Text("x") + Text("y");
+  next_stream_ += 2;
+  std::string frames = Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path) + kept);
+  for (int i = 0; i < 56; ++i) {
+    frames += Frame(kContinuation, 0, next_stream_ - 2, std::string(kMaxFrameBytes, '\xbe'));
+  }
+  return Send(frames);
+}
+
 bool RawHttp2::BeginShortHeaders(const std::string& path) {
   next_stream_ += 2;
   return Send(Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path)));

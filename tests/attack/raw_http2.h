@@ -34,6 +34,8 @@ class RawHttp2 {
   bool ContinueMessage();
   // Begins a call with 1 MiB of headers, and does not end them.
   bool BeginHeaders(const std::string& path);
+  // The same with headers of one byte each on the wire, but at most 0.9 MiB.
+  bool BeginIndexedHeaders(const std::string& path);
   // Begins a call, and sends 1 MiB of headers at its end (trailers).
   bool CallWithTrailers(const std::string& path);
   // The same as BeginHeaders() with the first frame of the headers alone.

@@ -105,7 +105,8 @@ class AgentTurnsTest : public testing::Test {
     node_.context.callers_input = [this](const std::string& caller) {
       return server_->InputOf(caller);
     };
-    auto server = PeerServer::Listen({"127.0.0.1", 0, true}, grpc::InsecureServerCredentials());
+    auto server = PeerServer::Listen({"127.0.0.1", 0, true}, grpc::InsecureServerCredentials(),
+                                     /*plain_text=*/true);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     server_->Accept(

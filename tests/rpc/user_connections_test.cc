@@ -9,7 +9,6 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -22,7 +21,7 @@
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/rpc/client_input.h"
-#include "daemon/rpc/vain_bytes.h"
+#include "tests/attack/raw_http2.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/soon.h"
 
@@ -353,70 +352,94 @@ TEST_F(RecentCallsTest, ItEndsAlsoIfALookHasJustSeenItsCalls) {
   EXPECT_TRUE(Soon([&] { return !reset_->connected(); }));
 }
 
-class VainBytesTest : public UserConnectionsTest {
+class LongHeadersTest : public UserConnectionsTest {
  protected:
-  VainBytesTest() { EXPECT_TRUE(Expect(pair_).ok()); }
+  // A client whose connection the test reads as gRPC does.
+  struct Client {
+    Pair pair;
+    attack::RawHttp2 http2;
 
-  // The client sends, and gRPC reads.
-  static void Read(const Pair& pair, std::uint64_t bytes) {
-    std::string data(64 << 10, 'x');
-    while (bytes > 0) {
-      const std::size_t size = std::min<std::uint64_t>(data.size(), bytes);
-      ASSERT_EQ(send(pair.theirs.get(), data.data(), size, 0), static_cast<ssize_t>(size));
-      iovec part{data.data(), size};
-      msghdr message{};
-      message.msg_iov = &part;
-      message.msg_iovlen = 1;
-      ASSERT_EQ(recvmsg(pair.ours.get(), &message, MSG_WAITALL), static_cast<ssize_t>(size));
-      bytes -= size;
+    // False: the connection has ended.
+    bool Read() const {
+      char bytes[4096];
+      iovec part{bytes, sizeof(bytes)};
+      for (;;) {
+        msghdr message{};
+        message.msg_iov = &part;
+        message.msg_iovlen = 1;
+        const ssize_t size = recvmsg(pair.ours.get(), &message, MSG_DONTWAIT);
+        if (size <= 0) return size < 0;
+      }
     }
+    // Sends less than 1 KiB of headers.
+    bool Continue() {
+      http2.ContinueShortHeaders();
+      return Read();
+    }
+  };
+  // It has begun to send headers.
+  std::unique_ptr<Client> Begin() {
+    Pair pair = Open();
+    EXPECT_TRUE(Expect(pair).ok());
+    const int theirs = dup(pair.theirs.get());
+    auto client = std::make_unique<Client>(
+        Client{std::move(pair), attack::RawHttp2(Descriptor(theirs), 65535)});
+    client->http2.BeginShortHeaders("/any/Method");
+    EXPECT_TRUE(client->Read());
+    return client;
   }
   void Watch() { WatchAt(now_ns_ += kTickNs); }
   bool MayConnect() { return Expect(Open()).ok(); }
-
-  static constexpr std::uint64_t kMost = UserConnections::kMostVain.one;
-
-  Pair pair_ = Open();
 };
 
-TEST_F(VainBytesTest, ConnectionEndsIfNoCallOrMessageComesOfItsBytes) {
-  Read(pair_, kMost);
-  Watch();
-  EXPECT_FALSE(pair_.ended());
+TEST_F(LongHeadersTest, ConnectionEndsBeforeTooLongHeadersAreRead) {
+  const auto client = Begin();
+  int pieces = 1;
+  while (client->Continue()) ++pieces;
+  EXPECT_GT(pieces, 8) << "8 KiB are allowed";
+  EXPECT_LT(pieces, 11);
   EXPECT_TRUE(MayConnect());
-  Read(pair_, 1);
   Watch();
-  EXPECT_TRUE(pair_.ended());
   EXPECT_FALSE(MayConnect()) << "its user is paused";
 }
 
-TEST_F(VainBytesTest, ConnectionStaysIfMessagesComeOfItsBytes) {
-  for (int message = 0; message < 5; ++message) {
-    Read(pair_, kMost);
-    Watch();
-    pair_.input->Count(kMost);
+TEST_F(LongHeadersTest, UserIsPausedAlsoIfTheConnectionIsForgottenMeanwhile) {
+  WatchAt(now_ns_);
+  const auto client = Begin();
+  while (client->Continue()) {
   }
-  EXPECT_FALSE(pair_.ended());
+  client->pair.ours.reset();
+  WatchAt(now_ns_ += 2'000'000'000);  // forgets it
+  EXPECT_FALSE(MayConnect());
+}
+
+TEST_F(LongHeadersTest, ConnectionsEndIfTheirUnfinishedHeadersAreMuchTogether) {
+  Pair idle = Open();
+  ASSERT_TRUE(Expect(idle).ok());
+  std::vector<std::unique_ptr<Client>> clients;
+  std::uint64_t sum = 0;
+  for (; sum + (8 << 10) <= UserConnections::kMostUnfinished; sum += 8 << 10) {
+    clients.push_back(Begin());
+    for (int i = 0; i < 7; ++i) ASSERT_TRUE(clients.back()->Continue());
+  }
+  Watch();
   EXPECT_TRUE(MayConnect());
-}
-
-TEST_F(VainBytesTest, ConnectionsEndIfTheyReadMuchInVainTogether) {
-  constexpr VainBytes::Most kMostVain = UserConnections::kMostVain;
-  std::vector<Pair> pairs;
-  for (std::uint64_t sum = 0; sum <= kMostVain.all; sum += kMostVain.one) {
-    ASSERT_TRUE(Expect(pairs.emplace_back(Open())).ok());
-    Read(pairs.back(), kMostVain.one);
+  for (int i = 0; i < 10; ++i) {
+    clients.push_back(Begin());
+    for (int piece = 0; piece < 7; ++piece) ASSERT_TRUE(clients.back()->Continue());
   }
-  Read(pair_, kMostVain.some);
   Watch();
-  for (const Pair& pair : pairs) EXPECT_TRUE(pair.ended());
-  EXPECT_FALSE(pair_.ended());
+  for (const auto& client : clients) EXPECT_FALSE(client->Read());
+  EXPECT_FALSE(idle.ended());
+  EXPECT_FALSE(MayConnect()) << "the user is paused";
 }
 
-TEST_F(VainBytesTest, ConnectionEndsAtOnceIfACallHadTooLongHeaders) {
-  pair_.input->long_headers.store(true);
+TEST_F(LongHeadersTest, ConnectionEndsAtOnceIfACallHadTooLongHeaders) {
+  const Pair pair = Open();
+  ASSERT_TRUE(Expect(pair).ok());
+  pair.input->long_headers.store(true);
   Watch();
-  EXPECT_TRUE(pair_.ended());
+  EXPECT_TRUE(pair.ended());
   EXPECT_FALSE(MayConnect()) << "its user is paused";
 }
 
