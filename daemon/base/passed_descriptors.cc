@@ -21,6 +21,7 @@ void CloseAtOnce(std::vector<UniqueFd> passed) {
   for (const UniqueFd& descriptor : passed) {
     setsockopt(descriptor.get(), SOL_SOCKET, SO_LINGER, &zero, sizeof(zero));
   }
+  passed.clear();
 }
 
 }  // namespace gradsync::daemon

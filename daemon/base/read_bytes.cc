@@ -58,8 +58,10 @@ bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
 
 }  // namespace
 
-// In the place of the C library's, for the whole program.
-extern "C" ssize_t recvmsg(int descriptor, msghdr* message, int flags) {
+// In the place of the C library's recvmsg(), for the whole program. A declaration with that name
+// would have to repeat the C library's.
+extern "C" ssize_t ReadMessage(int descriptor, msghdr* message, int flags) __asm__("recvmsg");
+extern "C" ssize_t ReadMessage(int descriptor, msghdr* message, int flags) {
   const ssize_t bytes = syscall(SYS_recvmsg, descriptor, message, flags);
   if (bytes <= 0 || (flags & MSG_PEEK) != 0) return bytes;
   Reads* const reads = ReadsOf(descriptor);

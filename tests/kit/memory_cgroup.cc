@@ -30,7 +30,8 @@ std::unique_ptr<MemoryCgroup> MemoryCgroup::Make(const std::string& name, std::s
     const std::string parent(root);
     if (access((parent + "/cgroup.procs").c_str(), W_OK) != 0) continue;
     if (unified) std::ofstream(parent + "/cgroup.subtree_control") << "+memory" << std::flush;
-    const std::string path = parent + "/gradsync-test-" + std::to_string(getpid()) + "-" + name;
+    std::string path = parent + "/gradsync-test-";
+    path.append(std::to_string(getpid())).append("-").append(name);
     if (mkdir(path.c_str(), 0755) != 0) {
       *why = "mkdir " + path + ": " + std::strerror(errno);
       continue;
