@@ -11,10 +11,18 @@
 
 namespace gradsync::client {
 
-// The deadline for the answer to a call with this time-out. Normally the daemon itself reports that
-// the time-out has passed. If it says nothing within 2 s more, it does not answer at all.
+// Normally the daemon itself reports that a call's time-out has passed. If it says nothing within
+// this time more, it does not answer at all.
+inline constexpr absl::Duration kAnswerPatience = absl::Seconds(2);
+
+// The deadline for the answer to a call with this time-out.
 inline absl::Time AnswerDeadline(absl::Duration timeout) {
-  return absl::Now() + std::max(timeout, absl::ZeroDuration()) + absl::Seconds(2);
+  return absl::Now() + std::max(timeout, absl::ZeroDuration()) + kAnswerPatience;
+}
+
+// When the time-out of a call passes that has this AnswerDeadline.
+inline absl::Time TimeoutEnd(absl::Time answer_deadline) {
+  return answer_deadline - kAnswerPatience;
 }
 
 // How long to wait until the stream tells why the side socket gave no descriptors. A nonce becomes

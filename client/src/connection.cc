@@ -339,6 +339,7 @@ void Connection::OnMessage(const v1::SessionResponse& message) {
       if (const auto steps = StepsOf(message.step_done().channel())) {
         steps->OnStepDone(message.step_done());
       }
+      job_channel_.OnStepDone(message.step_done());
       state_reader_.OnStepDone();
       break;
     case v1::SessionResponse::kStepState:

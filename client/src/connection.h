@@ -54,9 +54,9 @@ struct SessionCounters {
 // Thread-safe. The Session, each of its layouts, and the stream's thread until the stream ends
 // share ownership. The Session closes it.
 //
-// Lock order: a StepClient's, the JobChannel's, the StateReader's or the StateFetch's lock, then
-// the stream's. This class's lock, then a LayoutRegistration's. No StepClient's or JobChannel's
-// lock is taken under this class's lock.
+// Lock order: a StepClient's lock, then the JobChannel's. One of these, the StateReader's or the
+// StateFetch's lock, then the stream's. This class's lock, then a LayoutRegistration's. No
+// StepClient's or JobChannel's lock is taken under this class's lock.
 class Connection final : public StreamReceiver,
                          public StateSender,
                          public std::enable_shared_from_this<Connection> {

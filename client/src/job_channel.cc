@@ -34,27 +34,36 @@ absl::Status JobChannel::LeftError(absl::string_view what) const {
 
 absl::Status JobChannel::AwaitHealed(absl::Time deadline) {
   if (healed_) return absl::OkStatus();
-  if (connection_.counters().steps_complete.load() == 0) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
-        absl::StrCat(
-            "rank ", connection_.options().rank,
-            " takes the place of a lost process: it takes part in no Barrier, Broadcast or "
-            "AllReduce until its first step is complete. Skip those at the program's "
-            "start if the session is a replacement"),
-        connection_.Fields());
+  const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return healed_ || !MayHeal() || !end_.ok();
+  };
+  DaemonSilence silence(connection_);
+  const Awaited awaited =
+      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), TimeoutEnd(deadline), &silence);
+  if (awaited == Awaited::kSilent) {
+    return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonSilent,
+                     absl::StrCat("rank ", connection_.options().rank, ": ", silence.Description(),
+                                  "; the operation has not begun, call it again"),
+                     connection_.Fields());
   }
-  const auto answered = [this]()
-                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return healed_ || !end_.ok(); };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&answered), deadline)) {
+  if (awaited == Awaited::kTimedOut) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
         absl::StrCat("rank ", connection_.options().rank,
-                     " takes the place of a lost process, and has not taken part in a complete "
-                     "step of every layout: it takes part in no operation yet"),
+                     " takes the place of a lost process and takes part in no operation yet: its "
+                     "first step is not complete, or it has not registered every layout of the "
+                     "job. Call it again"),
         connection_.Fields());
   }
-  return end_;
+  if (!end_.ok()) return end_;
+  if (healed_) return absl::OkStatus();
+  return MakeError(
+      absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation,
+      absl::StrCat("rank ", connection_.options().rank,
+                   " takes the place of a lost process: it takes part in no Barrier, Broadcast or "
+                   "AllReduce before the EndStep of its first complete step. Skip those at the "
+                   "program's start if the session is a replacement, and those of a void step"),
+      connection_.Fields());
 }
 
 absl::Status JobChannel::AwaitMayBegin(absl::Time deadline) {
@@ -66,7 +75,8 @@ absl::Status JobChannel::AwaitMayBegin(absl::Time deadline) {
 }
 
 absl::StatusOr<std::uint64_t> JobChannel::Begin(
-    absl::Time deadline, const std::function<void(std::uint64_t, v1::SessionRequest*)>& fill) {
+    absl::Time deadline,
+    const std::function<void(std::uint64_t, std::uint64_t, v1::SessionRequest*)>& fill) {
   absl::MutexLock lock(&mutex_);
   if (auto status = AwaitMayBegin(deadline); !status.ok()) return status;
   ++sequence_;
@@ -74,7 +84,7 @@ absl::StatusOr<std::uint64_t> JobChannel::Begin(
   failed_ = absl::OkStatus();
   chunk_.reset();
   v1::SessionRequest request;
-  fill(sequence_, &request);
+  fill(sequence_, TimeoutMs(TimeoutEnd(deadline) - absl::Now()), &request);
   connection_.stream().Send(std::move(request));
   return sequence_;
 }
@@ -147,9 +157,9 @@ absl::Status JobChannel::Barrier(absl::Duration timeout) {
   absl::MutexLock turn(&turn_);
   const absl::Time deadline = AnswerDeadline(timeout);
   const auto sequence =
-      Begin(deadline, [timeout](std::uint64_t number, v1::SessionRequest* request) {
+      Begin(deadline, [](std::uint64_t number, std::uint64_t left_ms, v1::SessionRequest* request) {
         request->mutable_barrier()->set_sequence(number);
-        request->mutable_barrier()->set_timeout_ms(TimeoutMs(timeout));
+        request->mutable_barrier()->set_timeout_ms(left_ms);
       });
   return sequence.ok() ? AwaitDone(deadline) : sequence.status();
 }
@@ -165,14 +175,14 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
   const absl::Time deadline = AnswerDeadline(timeout);
   if (auto status = AcquireStaging(deadline); !status.ok()) return status;
   const StagingTurn staging_turn(&connection_.staging());
-  const auto sequence =
-      Begin(deadline, [bytes, root, timeout](std::uint64_t number, v1::SessionRequest* request) {
-        v1::Broadcast& broadcast = *request->mutable_broadcast();
-        broadcast.set_sequence(number);
-        broadcast.set_root(root);
-        broadcast.set_bytes(bytes);
-        broadcast.set_timeout_ms(TimeoutMs(timeout));
-      });
+  const auto sequence = Begin(deadline, [bytes, root](std::uint64_t number, std::uint64_t left_ms,
+                                                      v1::SessionRequest* request) {
+    v1::Broadcast& broadcast = *request->mutable_broadcast();
+    broadcast.set_sequence(number);
+    broadcast.set_root(root);
+    broadcast.set_bytes(bytes);
+    broadcast.set_timeout_ms(left_ms);
+  });
   if (!sequence.ok()) return sequence.status();
   const bool known = root != kLowestLiveRank;
   bool write = root == connection_.options().rank;
@@ -244,13 +254,14 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
   const StagingTurn staging_turn(&staging);
   if (count > 0) std::memcpy(staging.data(), data, count * item);
   const auto sequence = Begin(
-      deadline, [count, dtype, op, timeout](std::uint64_t number, v1::SessionRequest* request) {
+      deadline,
+      [count, dtype, op](std::uint64_t number, std::uint64_t left_ms, v1::SessionRequest* request) {
         v1::AllReduce& reduce = *request->mutable_all_reduce();
         reduce.set_sequence(number);
         reduce.set_dtype(static_cast<v1::DataType>(dtype));
         reduce.set_count(count);
         reduce.set_op(static_cast<v1::ReduceOp>(op));
-        reduce.set_timeout_ms(TimeoutMs(timeout));
+        reduce.set_timeout_ms(left_ms);
       });
   if (!sequence.ok()) return sequence.status();
   if (auto status = AwaitDone(deadline); !status.ok()) return status;
@@ -360,9 +371,24 @@ void JobChannel::OnReplacement() {
   healed_ = false;
 }
 
+void JobChannel::OnEndStep(std::uint32_t channel, std::uint64_t step) {
+  absl::MutexLock lock(&mutex_);
+  if (!healed_) ended_[channel] = step;
+}
+
+void JobChannel::OnStepDone(const v1::StepDone& done) {
+  absl::MutexLock lock(&mutex_);
+  const auto ended = ended_.find(done.channel());
+  if (ended == ended_.end() || ended->second > done.step()) return;
+  // One of several layouts may have had a complete step before.
+  stepped_ = stepped_ || done.verdict() == v1::VERDICT_COMPLETE;
+  ended_.erase(ended);
+}
+
 void JobChannel::OnHealed(std::uint64_t next_sequence) {
   absl::MutexLock lock(&mutex_);
   healed_ = true;
+  ended_.clear();
   sequence_ = next_sequence - 1;
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 
 #include "absl/base/thread_annotations.h"
@@ -20,6 +21,7 @@ namespace gradsync::v1 {
 class ChunkReady;
 class LeaveDone;
 class SessionRequest;
+class StepDone;
 }  // namespace gradsync::v1
 
 namespace gradsync::client {
@@ -46,7 +48,12 @@ class JobChannel {
   // last.
   absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // In a session that takes the place of a lost one: it is about to send this EndStep. The caller
+  // holds a lock that OnStepDone of the same step comes after.
+  void OnEndStep(std::uint32_t channel, std::uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // The daemon's answers, on the stream's thread.
+  void OnStepDone(const v1::StepDone& done) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnChunkReady(const v1::ChunkReady& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnOperationDone(std::uint64_t sequence) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnOperationFailed(std::uint64_t sequence, const absl::Status& status)
@@ -70,15 +77,19 @@ class JobChannel {
     bool write;
   };
 
+  // True if OnHealed may come without another EndStep: one of the session's steps is complete, or
+  // may still become so.
+  bool MayHeal() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return stepped_ || !ended_.empty(); }
   // Waits until a session that replaces a lost one takes part in operations.
   absl::Status AwaitHealed(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits until an operation may begin, or returns why none may.
   absl::Status AwaitMayBegin(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives the next operation its number and sends it.
+  // Gives the next operation its number and sends it. `timeout_ms`: what is left of the call's
+  // time-out.
   absl::StatusOr<std::uint64_t> Begin(
       absl::Time deadline,
-      const std::function<void(std::uint64_t sequence, v1::SessionRequest*)>& fill)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+      const std::function<void(std::uint64_t sequence, std::uint64_t timeout_ms,
+                               v1::SessionRequest*)>& fill) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for the next chunk; nullopt: the operation is done.
   absl::StatusOr<std::optional<Chunk>> AwaitChunk(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AwaitDone(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -112,6 +123,10 @@ class JobChannel {
   // numbers may differ, and no other operation may begin.
   absl::Status given_up_ ABSL_GUARDED_BY(mutex_);
   bool healed_ ABSL_GUARDED_BY(mutex_) = true;
+  // Until healed_: one of the session's steps is complete; and, by channel, the steps that it has
+  // ended and that are not decided.
+  bool stepped_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::uint32_t, std::uint64_t> ended_ ABSL_GUARDED_BY(mutex_);
   std::optional<std::uint32_t> last_to_leave_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_ ABSL_GUARDED_BY(mutex_);
 };

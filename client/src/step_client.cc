@@ -275,6 +275,8 @@ void StepClient::SendEndStep(std::uint64_t step, const std::vector<bool>& used, 
     request.mutable_end_step()->mutable_position()->set_epoch(position->epoch);
     request.mutable_end_step()->mutable_position()->set_batch(position->batch);
   }
+  // Under the lock, so that the verdict comes after it.
+  if (connection_->replacement()) connection_->job_channel().OnEndStep(channel_, step);
   // From here the state stays as it is, until a wait returns to the trainer.
   connection_->state_reader().FreezeUntilWait();
   connection_->stream().Send(std::move(request));

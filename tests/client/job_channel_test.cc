@@ -1,13 +1,28 @@
-// Barrier, Broadcast and AllReduce, against a real daemon.
+// Barrier, Broadcast and AllReduce, against a real daemon; those of a replacement against one that
+// sends what the test says.
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <future>
+#include <memory>
 #include <numeric>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "client/include/gradsync/client.h"
+#include "client/src/unix_socket.h"
 #include "gmock/gmock.h"
+#include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
 #include "tests/client/job_of_threads.h"
+#include "tests/client/scripted_daemon.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace gradsync {
 namespace {
@@ -118,6 +133,190 @@ TEST_F(JobChannelTest, CallsOfSeveralThreadsAreSerialized) {
       for (int i = 0; i < 25; ++i) EXPECT_TRUE(session(rank).Barrier().ok());
     });
   });
+}
+
+// A session that takes the place of a lost one, and brings its state itself.
+class ReplacementTest : public testing::Test {
+ protected:
+  explicit ReplacementTest(std::uint64_t lease_ms = 0) : daemon_(Opened(lease_ms)) {
+    SessionOptions options;
+    options.socket = daemon_.socket();
+    options.job_id = "scripted";
+    options.world_size = 2;
+    options.on_rank_loss = LossPolicy::kHold;
+    options.state_source = StateSource::kTrainer;
+    auto joined = Session::Join(options);
+    EXPECT_TRUE(joined.ok()) << joined.status();
+    if (joined.ok()) session_ = *std::move(joined);
+  }
+
+  static v1::SessionOpened Opened(std::uint64_t lease_ms) {
+    v1::SessionOpened opened;
+    opened.set_replacement(true);
+    opened.set_staging_bytes(4096);
+    opened.set_lease_ms(lease_ms);
+    return opened;
+  }
+  static client::FileDescriptor Memory(std::uint64_t bytes) {
+    client::FileDescriptor memory(memfd_create("layout", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    EXPECT_EQ(ftruncate(memory.get(), static_cast<off_t>(bytes)), 0);
+    EXPECT_EQ(fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    return memory;
+  }
+  // A layout of one bucket, whose steps begin with 1.
+  std::unique_ptr<Layout> Register(std::uint32_t channel) {
+    constexpr std::uint64_t kCount = 4;
+    const std::string nonce = "scripted layout" + std::to_string(channel);
+    const auto arena = Memory(kBucketAlignment);
+    const auto semaphores = Memory(SemaphoreBytes(1));
+    LayoutSpec spec = FloatBuckets(1, kCount);
+    spec.name = nonce;
+    auto registering =
+        std::async(std::launch::async, [&] { return session_->RegisterLayout(spec); });
+    daemon_.Offer(nonce, {arena.get(), semaphores.get()});
+    v1::SessionResponse response;
+    v1::LayoutAssigned& assigned = *response.mutable_layout_assigned();
+    assigned.set_request_id(Next().register_layout().request_id());
+    assigned.set_channel(channel);
+    assigned.set_nonce(nonce);
+    assigned.set_arena_bytes(kBucketAlignment);
+    assigned.add_buckets()->set_dtype(v1::DATA_TYPE_FLOAT32);
+    assigned.mutable_buckets(0)->set_count(kCount);
+    daemon_.Say(response);
+    EXPECT_TRUE(Next().has_arena_mapped());
+    response.mutable_layout_ready()->set_channel(channel);
+    response.mutable_layout_ready()->set_first_step(1);
+    daemon_.Say(response);
+    auto layout = registering.get();
+    EXPECT_TRUE(layout.ok()) << layout.status();
+    return layout.ok() ? *std::move(layout) : nullptr;
+  }
+  v1::SessionRequest Next() {
+    auto request = daemon_.Next();
+    EXPECT_TRUE(request.has_value());
+    return request.value_or(v1::SessionRequest());
+  }
+  void End(Layout* layout, std::uint64_t step) {
+    const absl::Status ended = layout->FinishStep(step);
+    EXPECT_TRUE(ended.ok()) << ended;
+    EXPECT_EQ(Next().end_step().step(), step);
+  }
+  void SayDone(std::uint32_t channel, std::uint64_t step, v1::Verdict verdict) {
+    v1::SessionResponse response;
+    response.mutable_step_done()->set_channel(channel);
+    response.mutable_step_done()->set_step(step);
+    response.mutable_step_done()->set_verdict(verdict);
+    daemon_.Say(response);
+  }
+  // The daemon lets the session take part in operations, from number 7 on.
+  void SayHealed() {
+    v1::SessionResponse response;
+    response.mutable_healed()->set_next_sequence(7);
+    daemon_.Say(response);
+  }
+  // A call of Barrier that waits already, or has returned.
+  std::future<absl::Status> CallBarrier() {
+    std::promise<pid_t> thread;
+    auto id = thread.get_future();
+    const auto returned = std::make_shared<std::atomic<bool>>(false);
+    auto called =
+        std::async(std::launch::async, [this, returned, thread = std::move(thread)]() mutable {
+          thread.set_value(ThisThread());
+          const absl::Status status = session_->Barrier();
+          *returned = true;
+          return status;
+        });
+    AwaitSleep(id.get(), returned.get());
+    return called;
+  }
+  // The call sends barrier 7, which is done.
+  void ExpectBarrier(std::future<absl::Status> called) {
+    const v1::SessionRequest request = Next();
+    EXPECT_EQ(request.barrier().sequence(), 7u) << request.DebugString();
+    v1::SessionResponse done;
+    done.mutable_operation_done()->set_sequence(7);
+    daemon_.Say(done);
+    const absl::Status status = called.get();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  static void ExpectRefused(const absl::Status& status) {
+    ExpectError(status, absl::StatusCode::kFailedPrecondition, "PROTOCOL_VIOLATION");
+  }
+
+  ScriptedDaemon daemon_;
+  std::unique_ptr<Session> session_;
+};
+
+TEST_F(ReplacementTest, BarrierAfterTheFirstEndStepWaitsUntilTheRankIsLive) {
+  const auto layout = Register(1);
+  ExpectRefused(session_->Barrier());
+  End(layout.get(), 1);
+  auto called = CallBarrier();
+  EXPECT_TRUE(daemon_.Silent()) << "the rank is not live";
+  SayDone(1, 1, v1::VERDICT_COMPLETE);
+  SayHealed();
+  ExpectBarrier(std::move(called));
+}
+
+TEST_F(ReplacementTest, BarrierOfAVoidStepIsRefusedAndThatOfTheNextOneWaits) {
+  const auto layout = Register(1);
+  End(layout.get(), 1);
+  auto called = CallBarrier();
+  SayDone(1, 1, v1::VERDICT_VOID);
+  ExpectRefused(called.get());
+  ExpectRefused(session_->Barrier());
+  End(layout.get(), 2);
+  called = CallBarrier();
+  SayDone(1, 2, v1::VERDICT_COMPLETE);
+  SayHealed();
+  ExpectBarrier(std::move(called));
+}
+
+TEST_F(ReplacementTest, BarrierWaitsWhileAStepOfAnyLayoutMayBeComplete) {
+  const auto first = Register(1);
+  const auto second = Register(2);
+  End(first.get(), 1);
+  End(second.get(), 1);
+  auto called = CallBarrier();
+  SayDone(1, 1, v1::VERDICT_VOID);
+  SayDone(2, 1, v1::VERDICT_COMPLETE);
+  // It owes something to a layout, so it is not live yet.
+  EXPECT_FALSE(first->WaitStep(1, absl::Seconds(15)).ok());
+  End(first.get(), 2);
+  SayDone(1, 2, v1::VERDICT_VOID);
+  SayHealed();
+  ExpectBarrier(std::move(called));
+}
+
+TEST_F(ReplacementTest, BarrierThatHasNotBegunInTimeMayBeCalledAgain) {
+  const auto layout = Register(1);
+  End(layout.get(), 1);
+  ExpectError(session_->Barrier(absl::Milliseconds(1)), absl::StatusCode::kDeadlineExceeded,
+              "WAIT_TIMEOUT");
+  EXPECT_TRUE(daemon_.Silent());
+  SayDone(1, 1, v1::VERDICT_COMPLETE);
+  SayHealed();
+  ExpectBarrier(CallBarrier());
+}
+
+TEST_F(ReplacementTest, EndOfTheSessionEndsTheWaitForABarrier) {
+  const auto layout = Register(1);
+  End(layout.get(), 1);
+  auto called = CallBarrier();
+  daemon_.Die();
+  ExpectError(called.get(), absl::StatusCode::kUnavailable, "DAEMON_LOST");
+}
+
+class ReplacementWithShortLeaseTest : public ReplacementTest {
+ protected:
+  ReplacementWithShortLeaseTest() : ReplacementTest(/*lease_ms=*/100) {}
+};
+
+TEST_F(ReplacementWithShortLeaseTest, SilentDaemonEndsTheWaitForABarrier) {
+  const auto layout = Register(1);
+  End(layout.get(), 1);
+  ExpectError(session_->Barrier(), absl::StatusCode::kUnavailable, "DAEMON_SILENT");
+  EXPECT_TRUE(daemon_.Silent());
 }
 
 }  // namespace

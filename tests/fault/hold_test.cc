@@ -3,6 +3,8 @@
 
 #include <signal.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -145,11 +147,39 @@ TEST_F(HoldTest, ReplacementTakesPartInOperationsAfterItsFirstStep) {
   Replace(kVictim);
   const Reply early = Do(kVictim, "barrier");
   EXPECT_EQ(early.reason, "PROTOCOL_VIOLATION") << early;
-  EXPECT_NE(early.message.find("until its first step is complete"), std::string::npos) << early;
+  EXPECT_NE(early.message.find("before the EndStep of its first complete step"), std::string::npos)
+      << early;
   Expect(kVictim, "register buckets=2");
   Expect(kVictim, "step");
   ExpectOthersDone();
   ExpectAll(trainers_, "broadcast 100000 0");
+}
+
+// Also while the barrier of the others is open: each of them waits for the replacement's.
+TEST_F(HoldTest, EveryRankCallsABarrierBetweenEndStepAndWaitStep) {
+  Begin();
+  const auto end_and_call = [&](std::size_t rank, std::uint64_t step) {
+    for (const int bucket : {0, 1}) Expect(rank, absl::StrCat("mark ", step, " ", bucket));
+    Expect(rank, absl::StrCat("end ", step));
+    trainers_[rank]->Begin("barrier");
+  };
+  end_and_call(0, 2);
+  Replace(kVictim);
+  Expect(kVictim, "register buckets=2");
+  end_and_call(kVictim, 2);
+  end_and_call(2, 2);
+  for (const std::uint64_t step : {2, 3}) {
+    for (std::size_t rank = 0; rank < kRanks; ++rank) {
+      if (step > 2) end_and_call(rank, step);
+    }
+    for (const auto& trainer : trainers_) {
+      const Reply called = trainer->Result();
+      EXPECT_TRUE(called.ok()) << called;
+    }
+    ExpectAll(trainers_, absl::StrCat("wait ", step));
+  }
+  // The ranks count alike.
+  ExpectAll(trainers_, "allreduce 100");
 }
 
 TEST_F(HoldTest, OthersCallABarrierWithoutTheLostRank) {

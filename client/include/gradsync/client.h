@@ -42,7 +42,8 @@
 //
 // If the daemon does not answer Barrier, Broadcast or AllReduce, they return DAEMON_SILENT or
 // WAIT_TIMEOUT. The operation may still complete on other ranks, so this session takes no more of
-// them. Its steps go on.
+// them. Its steps go on. There is one exception: a replacement's first operation has not begun
+// while it waits for a step to be complete. Call it again.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
@@ -520,9 +521,10 @@ class Session {
   virtual std::uint64_t incarnation() const = 0;
   // With kHold: this session takes the place of a lost one. It registers the layouts that the job
   // has now. A layout's next_step() tells the first step that it takes part in, and the trainer
-  // begins with the state that its rank had before that step: see FetchState. Until one of its
-  // steps is complete, it takes part in no Barrier, Broadcast or AllReduce, and registers no other
-  // layout.
+  // begins with the state that its rank had before that step: see FetchState. It calls no Barrier,
+  // Broadcast or AllReduce before the EndStep of its first complete step. Its first one, after that
+  // EndStep, waits until the step is complete and this session has registered every layout of the
+  // job. Until a step is complete it registers no other layout.
   virtual bool is_replacement() const = 0;
 
   // Registers a layout and maps its memory. Returns when every rank has done the same. Each layout
@@ -637,11 +639,13 @@ class Session {
   // Operations of the job: every rank calls the same ones in the same order. They block until done.
   // Calls from several threads of one rank run one after the other.
   //   FAILED_PRECONDITION  OPERATION_MISMATCH: names two ranks and their different operations.
-  //                        PROTOCOL_VIOLATION: this session replaces a lost one, and no step of
-  //                        it is complete.
+  //                        PROTOCOL_VIOLATION: this session replaces a lost one, and has ended
+  //                        no step, or only void ones. It skips the operation: the others have
+  //                        called it without this rank.
   //   DEADLINE_EXCEEDED    OPERATION_TIMEOUT: names the ranks that did not come. The operation
   //                        failed on every rank. WAIT_TIMEOUT: the daemon does not answer, or with
-  //                        kHold a step must be complete first; the message says which.
+  //                        kHold a step must be complete first; the message says which. In the
+  //                        second case the operation has not begun: call it again.
   //   RESOURCE_EXHAUSTED   MEMORY: for the staging memory of Broadcast and AllReduce.
 
   // Returns when every rank has called it.

@@ -156,8 +156,9 @@ class Session:
 
         It registers the layouts that the job has now. `Layout.next_step` of each is the first step
         that it takes part in, and the trainer begins with the state that its rank had before that
-        step. Until a step is complete it takes part in no barrier(), broadcast() or all_reduce(),
-        and registers no other layout.
+        step. It calls no barrier(), broadcast() or all_reduce() before it has ended the first step
+        that becomes complete. The first call after that waits until the step is complete and every
+        layout of the job is registered. Until a step is complete it registers no other layout.
         """
         return self._is_replacement
 
