@@ -278,8 +278,10 @@ absl::Status Job::FinishStep(RankSession session, std::uint32_t channel, std::ui
 }
 
 void Job::NoteOperation(std::uint32_t rank, std::uint64_t step, LayoutChannel* layout) const {
-  if (members_[rank].state != RankState::kLive) return;  // a rank that heals has called none
-  layout->NoteOperation(step, operations_.LastOf(rank));
+  const bool live = members_[rank].state == RankState::kLive;
+  // A rank that heals has called none. Without a live rank no operation begins.
+  layout->NoteOperation(step, live ? operations_.LastOf(rank) : operations_.next_sequence() - 1,
+                        live);
 }
 
 absl::Status Job::AbandonStep(RankSession session, std::uint32_t channel, std::uint64_t step,

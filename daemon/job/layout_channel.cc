@@ -570,7 +570,7 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   }
   can_replace_ranks_ = can_replace_ranks_ || complete;
   step_ = NewStep(step() + 1);
-  last_operation_.reset();
+  last_operation_decided_ = false;
   gpu_verdict_ = GpuVerdict();
   ForgetSignals(actions);
   ReleaseCopies(actions);

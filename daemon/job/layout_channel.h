@@ -95,10 +95,14 @@ class LayoutChannel {
                           DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
-  // A live rank is about to end the step, and `operation` is the last one that it has called on the
-  // job's channel. Every rank calls the same ones before this EndStep.
-  void NoteOperation(std::uint64_t step, std::uint64_t operation) {
-    if (step == step_.number() && !last_operation_.has_value()) last_operation_ = operation;
+  // A rank is about to end the step, and `operation` is the last one of the job's channel before
+  // that. If the rank is live, it is the last one that the rank has called. Every rank calls the
+  // same ones before this EndStep, so the first live rank decides. If no live rank ends the step,
+  // the last rank that ends it decides.
+  void NoteOperation(std::uint64_t step, std::uint64_t operation, bool live) {
+    if (step != step_.number() || last_operation_decided_) return;
+    last_operation_ = operation;
+    last_operation_decided_ = live;
   }
   // The rank no longer uses the layout, and sends no further message about it. The rank's memory is
   // released as soon as no reduction can touch it. A step that needs the rank is void after 5 s.
@@ -270,9 +274,9 @@ class LayoutChannel {
 
   RunningStep step_;
   GpuVerdict gpu_verdict_;  // of step_
-  // The last operation of the job's channel before the EndStep of step_; nullopt until a live rank
-  // ends the step.
-  std::optional<std::uint64_t> last_operation_;
+  // The last operation of the job's channel before the EndStep of step_: see NoteOperation().
+  std::uint64_t last_operation_ = 0;
+  bool last_operation_decided_ = false;  // a live rank has ended step_
   // What the executor does at the end of step_ if that is void: it writes done words.
   struct Signals {
     bool begun = false;

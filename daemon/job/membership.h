@@ -59,9 +59,8 @@ struct Member {
   std::uint64_t left_ns = 0;          // kExited, kFinished: when, by the job's clock
   std::string node;                   // another node's name; empty: this one
   bool stepped = false;               // its session has contributed to a complete step
-  // If `stepped`: the last operation of the job's channel that live ranks had called before they
-  // ended the first such step. nullopt: no live rank ended it.
-  std::optional<std::uint64_t> last_operation;
+  // If `stepped`: the last operation of the job's channel before the end of the first such step.
+  std::uint64_t last_operation = 0;
   PodId pod;                     // of its process; none: in no pod, or on another node
   std::uint64_t flushed_by = 0;  // DeferredActions::number of the last flush of `sink`
 };
@@ -101,8 +100,8 @@ class Membership {
     SetState(rank, state);
     if (!members_[rank].node.empty()) --on_other_nodes_;
     if (!node.empty()) ++on_other_nodes_;
-    members_[rank] = {state,           incarnation, std::move(sink), {},  0,
-                      std::move(node), false,       std::nullopt,    pod, 0};
+    members_[rank] = {state, incarnation, std::move(sink), {}, 0, std::move(node), false, 0, pod,
+                      0};
   }
   // The rank's session has the state of the model.
   void Admit(std::uint32_t rank) { SetState(rank, RankState::kHealing); }
@@ -134,7 +133,7 @@ class Membership {
   void Heal(std::uint32_t rank) { SetState(rank, RankState::kLive); }
   // The rank's session has contributed to a complete step. The rank keeps its state.
   // `last_operation`: see Member.
-  void Stepped(std::uint32_t rank, std::optional<std::uint64_t> last_operation) {
+  void Stepped(std::uint32_t rank, std::uint64_t last_operation) {
     if (members_[rank].stepped) return;
     members_[rank].stepped = true;
     members_[rank].last_operation = last_operation;

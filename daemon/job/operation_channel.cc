@@ -368,7 +368,7 @@ void OperationChannel::RankLost(std::uint32_t rank, DeferredActions* actions) {
   if (state_ == State::kReading) MaybeNextChunk(actions);
 }
 
-std::uint64_t OperationChannel::RankHealed(std::uint32_t rank, std::optional<std::uint64_t> last) {
+std::uint64_t OperationChannel::RankHealed(std::uint32_t rank, std::uint64_t last) {
   RankOperation& mine = ranks_[rank];
   mine.sequence = LastBefore(rank, last);
   mine.excused = false;  // the operation in progress is one of its own

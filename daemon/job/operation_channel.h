@@ -21,7 +21,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,7 +79,7 @@ class OperationChannel {
   std::uint64_t LastOf(std::uint32_t rank) const { return ranks_[rank].sequence; }
   // True if the rank must not heal now: the operation in progress goes on without it, and comes
   // before its first one or cannot take it in any more. `last`: as for RankHealed().
-  bool GoesOnWithout(std::uint32_t rank, std::optional<std::uint64_t> last) const {
+  bool GoesOnWithout(std::uint32_t rank, std::uint64_t last) const {
     const bool takes_it_in = state_ == State::kJoining && LastBefore(rank, last) < sequence_;
     return ranks_[rank].excused && !takes_it_in;
   }
@@ -95,10 +94,9 @@ class OperationChannel {
   // The rank's session is lost, and NeedOf() is empty. The operation in progress and the next ones
   // go on without the rank, until another session of the rank has healed.
   void RankLost(std::uint32_t rank, DeferredActions* actions);
-  // The rank came back after a loss and takes part again, in each operation after `last`; nullopt:
-  // in each one that is still to begin. Returns the number of its first one. Not called while
-  // GoesOnWithout() is true.
-  std::uint64_t RankHealed(std::uint32_t rank, std::optional<std::uint64_t> last);
+  // The rank came back after a loss and takes part again, in each operation after `last`. Returns
+  // the number of its first one. Not called while GoesOnWithout() is true.
+  std::uint64_t RankHealed(std::uint32_t rank, std::uint64_t last);
   // The rank had left and takes part again; no operation is running.
   void RankResumed(std::uint32_t rank);
   // The number of the next operation that begins.
@@ -157,8 +155,8 @@ class OperationChannel {
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
   // The operation before the first one of a rank that heals: `last`, or a later one that its lost
   // session has called.
-  std::uint64_t LastBefore(std::uint32_t rank, std::optional<std::uint64_t> last) const {
-    return std::max(ranks_[rank].sequence, last.value_or(sequence_));
+  std::uint64_t LastBefore(std::uint32_t rank, std::uint64_t last) const {
+    return std::max(ranks_[rank].sequence, last);
   }
   // The error if `rank` calls something else than `first_rank`, which began the operation.
   absl::Status Mismatch(std::uint64_t sequence, std::uint32_t first_rank,

@@ -483,6 +483,52 @@ TEST_F(StateHealingTest, RankLostAfterItsEndStepIsHealedInTheNextStep) {
   ExpectComplete({0, 1});
 }
 
+// Rank 1 is live before rank 0 has mapped the second layout, and its barrier goes on without rank
+// 0.
+TEST_F(StateHealingTest, RanksThatBeginWithTheSameStepBeginWithTheSameOperation) {
+  Begin(2);
+  const std::uint32_t other = Agree(Spec(1, "other"));
+  for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, other, 1);
+  reducer_.CompleteAll();
+  const auto return_to_other = [&](std::uint32_t rank) {
+    ASSERT_EQ(Register(rank, Spec(1, "other")), other);
+    ASSERT_TRUE(Map(rank, other).ok());
+  };
+  const auto call_barrier = [&](std::uint32_t rank) {
+    TakeAll();
+    const absl::Status called = job_->Operate(Of(rank), 1, OperationSpec(), {}, kForever);
+    EXPECT_TRUE(called.ok()) << called;
+    EXPECT_EQ(Only<OperationDoneMessage>(rank).sequence, 1u);
+  };
+  Lose(1);
+  EXPECT_TRUE(job_->MarkReady(Of(0), channel_, 2, {0, 1}).ok());
+  Return(1);
+  return_to_other(1);
+  TakeAll();
+  ASSERT_TRUE(Fetch(1).ok());
+  ASSERT_TRUE(Asked(0, /*offer=*/true));
+  Heal(1, {0});
+  End({1}, 2);
+  reducer_.CompleteAll();
+  Lose(0);
+  Return(0);
+  TakeAll();
+  ASSERT_TRUE(Fetch(0).ok());
+  source_ = 1;
+  ASSERT_TRUE(Asked(1, /*offer=*/true));
+  Heal(0, {1});
+  End({0}, 2);
+  executor_.RunAll();
+  reducer_.CompleteAll();
+  executor_.RunAll();
+  EXPECT_EQ(Only<HealedMessage>(1).next_sequence, 1u);
+  EXPECT_EQ(job_->StateOf(0), RankState::kHealing);
+  call_barrier(1);
+  return_to_other(0);
+  EXPECT_EQ(Only<HealedMessage>(0).next_sequence, 1u);
+  call_barrier(0);
+}
+
 TEST_F(StateHealingTest, ReplacementsAreServedOneAfterTheOther) {
   Begin(3);
   for (const std::uint32_t lost : {1u, 2u}) Lose(lost);
