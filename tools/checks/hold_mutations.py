@@ -216,8 +216,8 @@ MUTATIONS = (
     Mutation(
         "the lost session's step heals the next one",
         "daemon/job/layout_channel.cc",
-        "if (complete && step_.Ended(rank) && !began_later) members_->Stepped(rank);",
-        "if (complete && step_.Ended(rank)) members_->Stepped(rank);",
+        "if (complete && step_.Ended(rank) && !began_later) members_->Stepped",
+        "if (complete && step_.Ended(rank)) members_->Stepped",
     ),
     Mutation(
         "a rank never heals",
@@ -410,9 +410,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the next session repeats old operations",
-        "daemon/job/operation_channel.h",
-        "ranks_[rank].sequence = sequence_;",
-        "(void)rank;",
+        "daemon/job/operation_channel.cc",
+        "  mine.sequence = LastBefore(rank, last);\n",
+        "  (void)last;\n",
     ),
     # ---- A rank that loads the state of the model
     Mutation(
