@@ -107,6 +107,7 @@ class Kill:
             losses.look()
             self._progress.show_step(losses.step)
             self._seconds = losses.seconds
+        losses.finish()
         self._progress.end()
         found = re.search(r"([\d.]+) % of \d+ held-out digits right", "\n".join(child.said))
         if found is None:

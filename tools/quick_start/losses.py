@@ -102,6 +102,11 @@ class Losses:
             if self.step >= step and rank in sessions:
                 self._kill(rank, int(sessions[rank]["pid"]))
 
+    def finish(self) -> None:
+        """The training has ended. So a rank that was not seen to be back was back by then."""
+        if self.losses and self.losses[-1].back_s is None:
+            self._is_back(self.losses[-1])
+
     def _kill(self, rank: int, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
         self.losses.append(Loss(rank, pid, self.step, self.seconds))
@@ -117,11 +122,15 @@ class Losses:
         if loss.joined_s is None:
             loss.joined_s, loss.new_pid = now, int(session["pid"])
         if session["state"] == "live":
-            loss.back_s = now
-            self._on_event(
-                f"step {self.step}: rank {loss.rank} is back (pid {loss.new_pid}); the others "
-                f"waited {loss.held_s:.2f} s"
-            )
+            self._is_back(loss)
+
+    def _is_back(self, loss: Loss) -> None:
+        loss.back_s = self.seconds
+        process = f" (pid {loss.new_pid})" if loss.new_pid else ""
+        self._on_event(
+            f"step {self.step}: rank {loss.rank} is back{process}; the others waited "
+            f"{loss.held_s:.2f} s"
+        )
 
     def _job(self) -> Optional[dict[str, Any]]:
         asked = subprocess.run(self._command, capture_output=True, text=True)
