@@ -3,36 +3,41 @@
 #ifndef DAEMON_BASE_HEADER_FRAMES_H_
 #define DAEMON_BASE_HEADER_FRAMES_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+
+#include "daemon/base/header_fields.h"
 
 namespace gradsync::daemon {
 
 // Follows the frames that a client sends (RFC 9113), and limits their headers. gRPC 1.51 does not:
 // its limit, 8 KiB, holds for a client that acknowledges it. It keeps headers in memory until the
-// last of them has come, and trailers until the call ends, and a header may be one byte on the wire
-// and 150 bytes in memory. A value; all its bytes are 0 at first. Not thread-safe.
+// last of them has come, and trailers until the call ends. A value; all its bytes are 0 at first.
+// Not thread-safe.
 class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
 
-  // Takes the next bytes of the connection. False if they begin more than kMostBytes of headers, or
-  // trailers, which no client of gRPC sends. Called again only after true.
+  // Takes the next bytes of the connection. False if they begin more than kMostBytes of headers for
+  // a call, or trailers, which no client of gRPC sends, or if the fields of the headers are too
+  // many (header_fields.h). Called again only after true.
   bool Take(const char* bytes, std::size_t size) {
     for (const char* const end = bytes + size; bytes != end;) {
       if (const std::size_t rest = static_cast<std::size_t>(end - bytes); skipped_ < kPreface) {
-        const std::size_t taken = Least(rest, kPreface - skipped_);
+        const std::size_t taken = std::min<std::size_t>(rest, kPreface - skipped_);
         skipped_ += static_cast<std::uint32_t>(taken);
         bytes += taken;
       } else if (payload_ > 0) {
-        const std::size_t taken = Least(rest, payload_);
+        const std::size_t taken = std::min<std::size_t>(rest, payload_);
         payload_ -= static_cast<std::uint32_t>(taken);
+        if (has_fields_ && !TakeFields(bytes, taken)) return false;
         bytes += taken;
       } else {
-        frame_[read_++] = static_cast<std::uint8_t>(*bytes++);
-        if (read_ == frame_.size() && !Begin()) return false;
+        frame_[read_ % frame_.size()] = static_cast<std::uint8_t>(*bytes++);
+        if (++read_ >= frame_.size() && !Begin()) return false;
       }
     }
     return true;
@@ -43,9 +48,10 @@ class HeaderFrames {
 
  private:
   static constexpr std::size_t kPreface = 24;
-  static constexpr std::uint8_t kHeaders = 1, kContinuation = 9, kEndHeaders = 4;
+  static constexpr std::uint8_t kHeaders = 1, kContinuation = 9;
+  static constexpr std::uint8_t kEndHeaders = 4, kPriority = 0x20;
+  static constexpr std::uint32_t kPriorityBytes = 5;
 
-  static std::size_t Least(std::size_t one, std::size_t other) { return one < other ? one : other; }
   std::uint32_t Number(std::size_t at, std::size_t size) const {
     std::uint32_t number = 0;
     for (std::size_t i = 0; i < size; ++i) number = number << 8 | frame_[at + i];
@@ -57,12 +63,16 @@ class HeaderFrames {
     read_ = 0;
     payload_ = Number(0, 3);
     const std::uint8_t type = frame_[3];
-    if (type != kHeaders && type != kContinuation) return true;
+    has_fields_ = type == kHeaders || type == kContinuation;
+    if (!has_fields_) return true;
     if (type == kHeaders) {
       const std::uint32_t stream = Number(5, 4) & 0x7fffffff;
       if (stream <= last_stream_) return false;  // a stream's second headers are trailers
       last_stream_ = stream;
       unfinished_ = 0;
+      fields_.Begin();
+      // gRPC takes the length of padding for a field, and so does this class.
+      to_skip_ = (frame_[4] & kPriority) != 0 ? kPriorityBytes : 0;
     }
     unfinished_ += payload_;
     const bool many = unfinished_ > kMostBytes;
@@ -70,6 +80,15 @@ class HeaderFrames {
     return !many;
   }
 
+  bool TakeFields(const char* bytes, std::size_t size) {
+    const auto skipped = static_cast<std::uint32_t>(std::min<std::size_t>(size, to_skip_));
+    to_skip_ -= skipped;
+    return fields_.Take(bytes + skipped, size - skipped);
+  }
+
+  HeaderFields fields_;
+  std::uint32_t to_skip_ = 0;            // before the fields
+  bool has_fields_ = false;              // the frame's payload
   std::uint32_t skipped_ = 0;            // of the connection's preface
   std::uint32_t payload_ = 0;            // bytes to come of the frame
   std::array<std::uint8_t, 9> frame_{};  // the frame's first bytes

@@ -52,7 +52,7 @@ bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
     fine = reads->frames.Take(static_cast<const char*>(part.iov_base), size);
     bytes -= size;
   }
-  reads->unfinished.store(reads->frames.unfinished(), std::memory_order_relaxed);
+  reads->unfinished.store(fine ? reads->frames.unfinished() : 0, std::memory_order_relaxed);
   return fine;
 }
 
@@ -63,7 +63,7 @@ bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
 extern "C" ssize_t ReadMessage(int descriptor, msghdr* message, int flags) __asm__("recvmsg");
 extern "C" ssize_t ReadMessage(int descriptor, msghdr* message, int flags) {
   const ssize_t bytes = syscall(SYS_recvmsg, descriptor, message, flags);
-  if (bytes <= 0 || (flags & MSG_PEEK) != 0) return bytes;
+  if (bytes <= 0 || (flags & (MSG_PEEK | MSG_ERRQUEUE)) != 0) return bytes;
   Reads* const reads = ReadsOf(descriptor);
   if (reads == nullptr) return bytes;
   reads->bytes.fetch_add(static_cast<std::uint64_t>(bytes), std::memory_order_relaxed);

@@ -241,10 +241,10 @@ std::vector<TcpEnd> ConnectionLimit::EndVain(const VainBytes::Most& most) {
     for (Open& one : caller.open) {
       const bool refused = !one.refused && one.socket.Headers().refused;
       one.refused |= refused;
-      const bool ends = one.input->long_headers.exchange(false) || one.vain.AreMany(most, sum);
-      if (!refused && !ends) continue;
+      const bool harmed = refused || one.input->long_headers.exchange(false);
+      if (!harmed && !one.vain.AreMany(most, sum)) continue;
       one.vain.Forget();
-      if (!one.socket.End() && !refused) continue;
+      if (!one.socket.End() && !harmed) continue;
       ended.push_back(one.peer);
       caller.pause.Extend(clock_->NowNs());
     }

@@ -133,8 +133,10 @@ bool UserConnections::EndLongHeaders(std::uint64_t now_ns) {
     const HeaderState headers = connection.socket.Headers();
     const bool slow = unfinished > kMostUnfinished && headers.unfinished > 0;
     if (!headers.refused && !slow && !connection.input->long_headers.load()) continue;
-    connection.ended = headers.refused || connection.socket.End();
-    if (connection.ended) ++ended;
+    // It counts also if the client has closed it: a client could do so, and connect again.
+    connection.socket.End();
+    connection.ended = true;
+    ++ended;
   }
   if (ended == 0) return false;
   LogLimited(LogLevel::kWarning, "connections ended",

@@ -343,6 +343,22 @@ void IndexedHeaders(const Connect& connect, const std::string& method) {
   });
 }
 
+// Keeps calls whose headers take much more memory than bytes on the wire: on many connections, so
+// that each has few.
+void IndexedCalls(const Connect& connect, const std::string& name, std::size_t value_bytes) {
+  OnThreads(4, [&](int, const Begun& begun) {
+    for (std::deque<RawHttp2> kept;;) {
+      kept.push_back(connect());
+      for (int i = 0; i < 25 && kept.back().connected(); ++i) {
+        kept.back().CallWithIndexedHeaders(kSession, name, value_bytes);
+      }
+      begun();
+      if (kept.size() > 10) kept.pop_front();
+      std::this_thread::sleep_for(kPace);
+    }
+  });
+}
+
 // Opens calls with long headers at their ends.
 void Trailers(const Connect& connect, const std::string& method) {
   OnConnections(4, connect, [&](RawHttp2* connection) { connection->CallWithTrailers(method); });
@@ -444,6 +460,9 @@ Attacks ConnectionAttacks() {
       {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
       {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
       {"indexed_headers", {[](const Target& t) { IndexedHeaders(ToSocket(t), kSession); }}},
+      {"indexed_calls", {[](const Target& t) { IndexedCalls(ToSocket(t), "x", 1); }}},
+      // gRPC copies this one.
+      {"copied_headers", {[](const Target& t) { IndexedCalls(ToSocket(t), "lb-cost-bin", 2900); }}},
       {"trailers", {[](const Target& t) { Trailers(ToSocket(t), kSession); }}},
       {"slow_headers", {[](const Target& t) { SlowHeaders(ToSocket(t), kSession); }}},
       {"long_headers", {[](const Target& t) { LongHeaders(ToSocket(t), kSession); }}},

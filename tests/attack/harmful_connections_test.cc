@@ -83,6 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Case{"reset_sessions"}, Case{"reset_questions"}, Case{"reset_unknown"},
                     Case{"reset_and_close"}, Case{"headers", 64 * kMiB},
                     Case{"slow_headers", 64 * kMiB}, Case{"indexed_headers", 64 * kMiB},
+                    Case{"indexed_calls", 64 * kMiB}, Case{"copied_headers", 64 * kMiB},
                     Case{"trailers", 64 * kMiB}, Case{"long_headers", 64 * kMiB},
                     Case{"long_unknown_headers", 64 * kMiB}),
     [](const auto& one) { return one.param.attack; });

@@ -136,6 +136,15 @@ bool RawHttp2::BeginIndexedHeaders(const std::string& path) {
   return Send(frames);
 }
 
+bool RawHttp2::CallWithIndexedHeaders(const std::string& path, const std::string& name,
+                                      std::size_t value_bytes) {
+  std::string headers =
+      HeadersOf(path) + BigEndian(0x40, 1) + Text(name) + Text(std::string(value_bytes, 'A'));
+  headers.resize(7900, '\xbe');
+  next_stream_ += 2;
+  return Send(Frame(kHeaders, kEndHeaders, next_stream_ - 2, headers));
+}
+
 bool RawHttp2::BeginShortHeaders(const std::string& path) {
   next_stream_ += 2;
   return Send(Frame(kHeaders, 0, next_stream_ - 2, HeadersOf(path)));

@@ -36,6 +36,10 @@ class RawHttp2 {
   bool BeginHeaders(const std::string& path);
   // The same with headers of one byte each on the wire, but at most 0.9 MiB.
   bool BeginIndexedHeaders(const std::string& path);
+  // Begins a call with less than 8 KiB of headers, which take much more memory: their table keeps
+  // one of `name` with a value of so many bytes, and the others name it with a byte each.
+  bool CallWithIndexedHeaders(const std::string& path, const std::string& name,
+                              std::size_t value_bytes);
   // Begins a call, and sends 1 MiB of headers at its end (trailers).
   bool CallWithTrailers(const std::string& path);
   // The same as BeginHeaders() with the first frame of the headers alone.

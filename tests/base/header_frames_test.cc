@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "daemon/base/header_fields.h"
+
 namespace gradsync::daemon {
 namespace {
 
@@ -14,13 +16,24 @@ constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kContinuation = 9;
 constexpr std::uint8_t kEnd = 4;
 const std::string kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-std::string Frame(std::uint8_t type, std::uint8_t flags, std::uint32_t stream, std::size_t size) {
+std::string Frame(std::uint8_t type, std::uint8_t flags, std::uint32_t stream,
+                  const std::string& payload) {
   std::string frame;
-  for (const int shift : {16, 8, 0}) frame += static_cast<char>(size >> shift);
+  for (const int shift : {16, 8, 0}) frame += static_cast<char>(payload.size() >> shift);
   frame += static_cast<char>(type);
   frame += static_cast<char>(flags);
   for (const int shift : {24, 16, 8, 0}) frame += static_cast<char>(stream >> shift);
-  return frame + std::string(size, '\x01');  // its bytes look like frames of headers
+  return frame + payload;
+}
+
+// Its bytes look like frames of headers.
+std::string Data(std::size_t size) { return std::string(size, '\x01'); }
+
+// Headers of so many bytes, 200 at least: one field with a long value.
+std::string Headers(std::size_t size) {
+  const std::size_t rest = size - 6 - 127;  // of the length, in two more bytes
+  return std::string("\x00\x01x\x7f", 4) + static_cast<char>(rest % 128 | 128) +
+         static_cast<char>(rest / 128) + std::string(size - 6, 'v');
 }
 
 bool Take(const std::string& bytes, std::size_t piece = SIZE_MAX) {
@@ -33,25 +46,28 @@ bool Take(const std::string& bytes, std::size_t piece = SIZE_MAX) {
 }
 
 TEST(HeaderFramesTest, CallsAndTheirMessagesPass) {
-  std::string bytes = kPreface + Frame(4, 0, 0, 18);
+  std::string bytes = kPreface + Frame(4, 0, 0, Data(18));
   for (std::uint32_t stream = 1; stream < 2000; stream += 2) {
-    bytes += Frame(kHeaders, kEnd, stream, 300) + Frame(kData, 0, stream, 16384) +
-             Frame(kData, 1, stream, 0) + Frame(kReset, 0, stream, 4);
+    bytes += Frame(kHeaders, kEnd, stream, Headers(300)) + Frame(kData, 0, stream, Data(16384)) +
+             Frame(kData, 1, stream, "") + Frame(kReset, 0, stream, Data(4));
   }
   EXPECT_TRUE(Take(bytes));
 }
 
 TEST(HeaderFramesTest, HeadersMayBeInSeveralFrames) {
-  const std::string bytes = kPreface + Frame(kHeaders, 0, 1, 4096) +
-                            Frame(kContinuation, 0, 1, 4000) + Frame(kContinuation, kEnd, 1, 96) +
-                            Frame(kHeaders, kEnd, 3, HeaderFrames::kMostBytes);
+  const std::string headers = Headers(HeaderFrames::kMostBytes);
+  const std::string bytes =
+      kPreface + Frame(kHeaders, 0, 1, headers.substr(0, 3)) +
+      Frame(kContinuation, 0, 1, headers.substr(3, 4000)) + Frame(kContinuation, 0, 1, "") +
+      Frame(kContinuation, kEnd, 1, headers.substr(4003)) + Frame(kHeaders, kEnd, 3, headers);
   for (std::size_t piece = 1; piece < 40; ++piece) EXPECT_TRUE(Take(bytes, piece)) << piece;
 }
 
 TEST(HeaderFramesTest, LongHeadersAreRefusedHoweverTheyCome) {
-  const std::string one = kPreface + Frame(kHeaders, kEnd, 1, HeaderFrames::kMostBytes + 1);
-  const std::string several =
-      kPreface + Frame(kHeaders, 0, 1, HeaderFrames::kMostBytes) + Frame(kContinuation, kEnd, 1, 1);
+  const std::string headers = Headers(HeaderFrames::kMostBytes + 1);
+  const std::string one = kPreface + Frame(kHeaders, kEnd, 1, headers);
+  const std::string several = kPreface + Frame(kHeaders, 0, 1, headers.substr(1)) +
+                              Frame(kContinuation, kEnd, 1, headers.substr(0, 1));
   for (std::size_t piece = 1; piece < 40; ++piece) {
     EXPECT_FALSE(Take(one, piece)) << piece;
     EXPECT_FALSE(Take(several, piece)) << piece;
@@ -59,15 +75,32 @@ TEST(HeaderFramesTest, LongHeadersAreRefusedHoweverTheyCome) {
 }
 
 TEST(HeaderFramesTest, LongHeadersAreRefusedBeforeTheyCome) {
-  const std::string bytes = kPreface + Frame(kHeaders, kEnd, 1, HeaderFrames::kMostBytes + 1);
+  const std::string bytes =
+      kPreface + Frame(kHeaders, kEnd, 1, Headers(HeaderFrames::kMostBytes + 1));
   EXPECT_FALSE(Take(bytes.substr(0, kPreface.size() + 9)));
 }
 
 TEST(HeaderFramesTest, TrailersAreRefused) {
-  const std::string call = kPreface + Frame(kHeaders, kEnd, 3, 100) + Frame(kData, 0, 3, 10);
+  const std::string call =
+      kPreface + Frame(kHeaders, kEnd, 3, Headers(200)) + Frame(kData, 0, 3, Data(10));
   EXPECT_TRUE(Take(call));
-  EXPECT_FALSE(Take(call + Frame(kHeaders, kEnd | 1, 3, 10)));
-  EXPECT_FALSE(Take(call + Frame(kHeaders, kEnd, 5, 10) + Frame(kHeaders, kEnd, 3, 10)));
+  EXPECT_FALSE(Take(call + Frame(kHeaders, kEnd | 1, 3, "\x82")));
+  EXPECT_FALSE(Take(call + Frame(kHeaders, kEnd, 5, "\x82") + Frame(kHeaders, kEnd, 3, "\x82")));
+}
+
+TEST(HeaderFramesTest, ManyFieldsAreRefusedAlsoInSeveralFrames) {
+  const std::string half(HeaderFields::kMostFields / 2, '\x82');
+  const std::string most =
+      kPreface + Frame(kHeaders, 0, 1, half) + Frame(kContinuation, 0, 1, half);
+  EXPECT_TRUE(Take(most + Frame(kContinuation, kEnd, 1, "") + Frame(kHeaders, kEnd, 3, half)));
+  EXPECT_FALSE(Take(most + Frame(kContinuation, kEnd, 1, "\x82")));
+}
+
+TEST(HeaderFramesTest, APriorityIsNoField) {
+  const std::string priority(5, '\x7f');  // as a field, it would be a number without an end
+  EXPECT_TRUE(Take(kPreface + Frame(kHeaders, kEnd | 0x20, 1, priority + Headers(200))));
+  EXPECT_TRUE(Take(kPreface + Frame(kHeaders, 0x20, 1, priority.substr(0, 2)) +
+                   Frame(kContinuation, kEnd, 1, priority.substr(2) + Headers(200))));
 }
 
 TEST(HeaderFramesTest, UnfinishedHeadersAreCounted) {
@@ -77,10 +110,10 @@ TEST(HeaderFramesTest, UnfinishedHeadersAreCounted) {
     return frames.unfinished();
   };
   EXPECT_EQ(take(kPreface), 0u);
-  EXPECT_EQ(take(Frame(kHeaders, 0, 1, 100)), 100u);
-  EXPECT_EQ(take(Frame(kContinuation, 0, 1, 50)), 150u);
-  EXPECT_EQ(take(Frame(kContinuation, kEnd, 1, 50)), 0u);
-  EXPECT_EQ(take(Frame(kData, 0, 1, 50)), 0u);
+  EXPECT_EQ(take(Frame(kHeaders, 0, 1, Headers(300).substr(0, 100))), 100u);
+  EXPECT_EQ(take(Frame(kContinuation, 0, 1, std::string(50, 'v'))), 150u);
+  EXPECT_EQ(take(Frame(kContinuation, kEnd, 1, std::string(150, 'v'))), 0u);
+  EXPECT_EQ(take(Frame(kData, 0, 1, Data(50))), 0u);
 }
 
 }  // namespace
