@@ -327,7 +327,7 @@ void EndlessMessages(const Connect& connect, const std::string& method) {
 
 // Sends pings, and reads no answer. gRPC keeps up to 10,000 answers of each connection.
 void Pings(const Connect& connect) {
-  OnConnections(32, connect, [](RawHttp2* connection) { connection->SendPings(1000); });
+  OnConnections(8, connect, [](RawHttp2* connection) { connection->SendPings(1000); });
 }
 
 // Begins headers that take much more memory than bytes on the wire, and keeps the connections.
