@@ -60,9 +60,9 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // Lose() follows with the same status. If the coordinator first ends the rank because of another
   // rank's loss, `why` still counts.
   void WillBeLost(const absl::Status& why);
-  // True if the coordinator has been told of the rank's end, and has owed its answer for more than
-  // kEndLimitNs. Call it often. `excused`: since the last call the coordinator had a reason not to
-  // answer; of this time only a tenth counts (kExcusedPart).
+  // True if the coordinator has owed the answer to the rank's end for more than kEndLimitNs. Call
+  // it often. `excused`: since the last call the coordinator had a reason not to answer. Only a
+  // tenth of this time counts (kExcusedPart).
   bool EndIsOverdue(std::uint64_t now_ns, bool excused);
   // The memory on which the coordinator launches, until End().
   AgentLayouts& layouts() { return *layouts_; }

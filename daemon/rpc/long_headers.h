@@ -14,8 +14,8 @@ namespace gradsync::daemon {
 inline constexpr std::size_t kMaxHeaderBytes = 16 << 10;
 inline constexpr std::size_t kBytesOfAnEntry = 32;
 
-// True if the call has more. gRPC keeps them for as long as the call lives, and no user pays for
-// them.
+// True if the call has more of those that gRPC shows; it keeps some to itself. gRPC keeps headers
+// in memory for as long as the call lives, and no user pays for them.
 inline bool HasLongHeaders(const grpc::ServerContextBase& context) {
   std::size_t bytes = 0;
   for (const auto& [name, value] : context.client_metadata()) {

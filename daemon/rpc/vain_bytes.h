@@ -24,11 +24,12 @@ class VainBytes {
   // How many bytes may come with each call or message beside its own: frames, headers, TLS,
   // acknowledgements. An honest client sends fewer.
   static constexpr std::uint64_t kAround = 256;
+  // A look at fewer takes no system call.
   static constexpr std::uint64_t kMany = 64 << 10;
 
   // Looks at the connection. Returns how many bytes have been read in vain. Later calls and
-  // messages make up for earlier bytes. Takes a system call only if there are kMany or more, and
-  // then returns 0 if the connection is closed.
+  // messages make up for earlier bytes. If there are kMany or more, it asks whether the
+  // connection is open, and returns 0 if not.
   std::uint64_t Look(const BorrowedSocket& socket, const ClientInput& input) {
     // In this order: a message is read before it is used.
     const std::uint64_t used = input.bytes.load() + input.received.load() * kAround;
