@@ -49,28 +49,27 @@ void GpuArena::Create(WorkerSupervisor* workers, const WorkerKey& key, const Gpu
             created = std::move(created)](absl::StatusOr<std::shared_ptr<WorkerProcess>> worker) {
         if (!worker.ok()) return created(worker.status());
         WorkerProcess* const process = worker->get();
-        process->Call(
-            call, std::move(*descriptors),
-            [key, number, reservation, worker = *std::move(worker),
-             created](absl::StatusOr<WorkerProcess::Reply> reply) {
-              if (!reply.ok()) return created(reply.status());
-              const worker::ArenaAdded& added = reply->message.arena_added();
-              std::shared_ptr<GpuArena> arena(new GpuArena(key, worker, number));
-              arena->reservation_ = reservation;
-              arena->bytes_ = added.bytes();
-              arena->ipc_handle_ = added.ipc_handle();
-              if (!reply->descriptors.empty()) {
-                arena->fd_ = std::move(reply->descriptors.front());
-              }
-              if (!added.why_legacy().empty()) {
-                LogLimited(LogLevel::kWarning, "GPU memory is shared by a legacy handle",
-                           {{"job", key.job_id},
-                            {"uid", key.user},
-                            {"device", key.device},
-                            {"why", added.why_legacy()}});
-              }
-              created(std::move(arena));
-            });
+        process->Call(call, std::move(*descriptors),
+                      [key, number, reservation, worker = *std::move(worker),
+                       created](absl::StatusOr<WorkerProcess::Reply> reply) {
+                        if (!reply.ok()) return created(reply.status());
+                        const worker::ArenaAdded& added = reply->message.arena_added();
+                        std::shared_ptr<GpuArena> arena(new GpuArena(key, worker, number));
+                        arena->reservation_ = reservation;
+                        arena->bytes_ = added.bytes();
+                        arena->ipc_handle_ = added.ipc_handle();
+                        if (!reply->descriptors.empty()) {
+                          arena->fd_ = std::move(reply->descriptors.front());
+                        }
+                        if (!added.why_legacy().empty()) {
+                          LogLimited(LogLevel::kWarning, "GPU memory is shared by a legacy handle",
+                                     {{"job", key.job_id},
+                                      {"uid", key.user},
+                                      {"device", key.device},
+                                      {"why", added.why_legacy()}});
+                        }
+                        created(std::move(arena));
+                      });
       });
 }
 
