@@ -12,18 +12,23 @@
 
 namespace gradsync::daemon {
 
-// Follows the frames that a client sends (RFC 9113), and limits their headers. gRPC 1.51 does not:
-// its limit, 8 KiB, holds for a client that acknowledges it. It keeps headers in memory until the
-// last of them has come, and trailers until the call ends. A value; all its bytes are 0 at first.
-// Not thread-safe.
+// Follows the frames that a client sends (RFC 9113), and limits their headers and calls. gRPC 1.51
+// does not: its limits, 8 KiB of headers for instance, hold for a client that acknowledges them. It
+// keeps headers in memory until the last of them has come, and trailers until the call ends. A
+// value; all its bytes are 0 at first. Not thread-safe.
 class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
 
+  // Any number of calls.
+  HeaderFrames() = default;
+  // `most_calls`: of the connection, as long as it lasts; 0: any number.
+  explicit HeaderFrames(std::uint32_t most_calls) : most_calls_(most_calls) {}
+
   // Takes the next bytes of the connection. False if they begin more than kMostBytes of headers for
-  // a call, or trailers, which no client of gRPC sends, or if the fields of the headers are too
-  // many (header_fields.h). Called again only after true.
+  // a call, or trailers, which no client of gRPC sends, or too many calls, or if the fields of the
+  // headers are too many (header_fields.h). Called again only after true.
   bool Take(const char* bytes, std::size_t size) {
     for (const char* const end = bytes + size; bytes != end;) {
       if (const std::size_t rest = static_cast<std::size_t>(end - bytes); skipped_ < kPreface) {
@@ -68,6 +73,7 @@ class HeaderFrames {
     if (type == kHeaders) {
       const std::uint32_t stream = Number(5, 4) & 0x7fffffff;
       if (stream <= last_stream_) return false;  // a stream's second headers are trailers
+      if (most_calls_ > 0 && ++calls_ > most_calls_) return false;
       last_stream_ = stream;
       unfinished_ = 0;
       fields_.Begin();
@@ -87,6 +93,8 @@ class HeaderFrames {
   }
 
   HeaderFields fields_;
+  std::uint32_t most_calls_ = 0;
+  std::uint32_t calls_ = 0;              // that have begun; not counted if any number may
   std::uint32_t to_skip_ = 0;            // before the fields
   bool has_fields_ = false;              // the frame's payload
   std::uint32_t skipped_ = 0;            // of the connection's preface

@@ -43,7 +43,7 @@ bool Names(int descriptor, ino_t socket) {
   return fstat(descriptor, &named) == 0 && S_ISSOCK(named.st_mode) && named.st_ino == socket;
 }
 
-// False: there are too many headers.
+// False: there are too many headers or calls.
 bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
   bool fine = true;
   for (std::size_t i = 0; fine && bytes > 0 && i < message.msg_iovlen; ++i) {
@@ -83,10 +83,10 @@ std::uint64_t ReadBytes(int descriptor) {
   return reads == nullptr ? 0 : reads->bytes.load(std::memory_order_relaxed);
 }
 
-void LimitHeaders(int descriptor, ino_t socket) {
+void LimitHeaders(int descriptor, ino_t socket, std::uint32_t most_calls) {
   Reads* const reads = ReadsOf(descriptor);
   if (reads == nullptr) return;
-  reads->frames = HeaderFrames();
+  reads->frames = HeaderFrames(most_calls);
   reads->unfinished.store(0);
   reads->refused.store(false);
   reads->socket.store(socket);

@@ -86,7 +86,7 @@ class ConnectionLimit {
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends connections of which too much was read in vain, or that have had a call with too long
   // headers. Pauses their callers. Returns the other ends of the connections that it has ended, and
-  // of those that have ended because their headers were refused (read_bytes.h).
+  // of those that have ended because their headers or calls were refused (read_bytes.h).
   std::vector<TcpEnd> EndVain(const VainBytes::Most& most);
   // Ends every connection, and refuses new ones.
   void EndAll();
@@ -107,7 +107,7 @@ class ConnectionLimit {
     bool greeted = false;        // was in the set of an earlier EndSilent()
     std::shared_ptr<ClientInput> input = std::make_shared<ClientInput>();
     VainBytes vain = {};
-    bool refused = false;  // EndVain() has found that its headers were refused
+    bool refused = false;  // EndVain() has found that its headers or calls were refused
   };
   // A connection that has brought something since the last EndSilent().
   struct Sender {

@@ -197,7 +197,7 @@ std::string PeerListener::Accept(int socket) {
                {{"address", TextOf(peer)}, {"why", admitted.message()}});
     return "";
   }
-  if (limits_headers_) BorrowedSocket(connection.get()).LimitHeaders();
+  if (most_calls_ > 0) BorrowedSocket(connection.get()).LimitHeaders(most_calls_);
   {
     MutexLock lock(&mutex_);
     connecting_ = TcpEnd::Of(peer);

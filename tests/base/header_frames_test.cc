@@ -54,6 +54,19 @@ TEST(HeaderFramesTest, CallsAndTheirMessagesPass) {
   EXPECT_TRUE(Take(bytes));
 }
 
+TEST(HeaderFramesTest, TooManyCallsAreRefused) {
+  std::string bytes = kPreface;
+  for (const std::uint32_t stream : {1u, 3u}) {
+    bytes += Frame(kHeaders, 0, stream, "") + Frame(kContinuation, kEnd, stream, Headers(300)) +
+             Frame(kReset, 0, stream, Data(4));
+  }
+  const std::string third = Frame(kHeaders, kEnd, 5, Headers(300));
+  HeaderFrames frames(/*most_calls=*/2);
+  EXPECT_TRUE(frames.Take(bytes.data(), bytes.size()));
+  EXPECT_FALSE(frames.Take(third.data(), third.size()));
+  EXPECT_TRUE(Take(bytes + third)) << "any number";
+}
+
 TEST(HeaderFramesTest, HeadersMayBeInSeveralFrames) {
   const std::string headers = Headers(HeaderFrames::kMostBytes);
   const std::string bytes =

@@ -17,9 +17,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::size_t piece = data[0] % 64 + 1;
   std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
   bytes.append(reinterpret_cast<const char*>(data) + 1, size - 1);
-  HeaderFrames at_once;
+  const std::uint32_t most_calls = data[0] / 64;
+  HeaderFrames at_once(most_calls);
   const bool fine = at_once.Take(bytes.data(), bytes.size());
-  HeaderFrames in_pieces;
+  HeaderFrames in_pieces(most_calls);
   bool fine_in_pieces = true;
   for (std::size_t at = 0; fine_in_pieces && at < bytes.size(); at += piece) {
     fine_in_pieces = in_pieces.Take(bytes.data() + at, std::min(piece, bytes.size() - at));

@@ -22,7 +22,7 @@ inline constexpr int kScale = 1;
 inline constexpr std::uint64_t kLossBoundNs = 100'000'000ull * kScale;
 
 // A test waits this long for anything, then fails.
-inline constexpr int kPatienceMs = 40'000;
+inline constexpr int kPatienceMs = 40'000 * kScale;
 
 // The time on the clock that every process of a test uses.
 inline std::uint64_t NowNs() {

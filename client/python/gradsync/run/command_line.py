@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NoReturn, Optional
 
 _MOST_RANKS = 256  # a user's sessions, by default
-_MOST_NODES = 4096
+_MOST_NODES = 256  # a job cannot span more: kMaxEngineNodes of the daemon
 _MOST_RESTARTS = 1_000_000
 _TORCHRUNS_PORT = 29500
 
