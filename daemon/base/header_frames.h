@@ -20,6 +20,8 @@ class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
+  // The most calls that a client may reset between two calls of ForgetResets().
+  static constexpr std::uint32_t kMostResets = 128;
 
   // Any number of calls.
   HeaderFrames() = default;
@@ -27,8 +29,8 @@ class HeaderFrames {
   explicit HeaderFrames(std::uint32_t most_calls) : most_calls_(most_calls) {}
 
   // Takes the next bytes of the connection. False if they begin more than kMostBytes of headers for
-  // a call, or trailers, which no client of gRPC sends, or too many calls, or if the fields of the
-  // headers are too many (header_fields.h). Called again only after true.
+  // a call, or trailers, which no client of gRPC sends, or too many calls, or reset too many, or if
+  // the fields of the headers are too many (header_fields.h). Called again only after true.
   bool Take(const char* bytes, std::size_t size) {
     for (const char* const end = bytes + size; bytes != end;) {
       if (const std::size_t rest = static_cast<std::size_t>(end - bytes); skipped_ < kPreface) {
@@ -50,10 +52,13 @@ class HeaderFrames {
 
   // The bytes of headers whose end has not come.
   std::uint32_t unfinished() const { return unfinished_; }
+  // The calls that the client has reset since the last ForgetResets().
+  std::uint32_t resets() const { return resets_; }
+  void ForgetResets() { resets_ = 0; }
 
  private:
   static constexpr std::size_t kPreface = 24;
-  static constexpr std::uint8_t kHeaders = 1, kContinuation = 9;
+  static constexpr std::uint8_t kHeaders = 1, kReset = 3, kContinuation = 9;
   static constexpr std::uint8_t kEndHeaders = 4, kPriority = 0x20;
   static constexpr std::uint32_t kPriorityBytes = 5;
 
@@ -69,6 +74,7 @@ class HeaderFrames {
     payload_ = Number(0, 3);
     const std::uint8_t type = frame_[3];
     has_fields_ = type == kHeaders || type == kContinuation;
+    if (type == kReset) return ++resets_ <= kMostResets;
     if (!has_fields_) return true;
     if (type == kHeaders) {
       const std::uint32_t stream = Number(5, 4) & 0x7fffffff;
@@ -94,6 +100,7 @@ class HeaderFrames {
 
   HeaderFields fields_;
   std::uint32_t most_calls_ = 0;
+  std::uint32_t resets_ = 0;
   std::uint32_t calls_ = 0;              // that have begun; not counted if any number may
   std::uint32_t to_skip_ = 0;            // before the fields
   bool has_fields_ = false;              // the frame's payload

@@ -11,11 +11,13 @@
 #include <atomic>
 #include <cstddef>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/header_frames.h"
 
 namespace {
 
 using gradsync::daemon::HeaderFrames;
+using gradsync::daemon::MonotonicNowNs;
 
 // What was read from the descriptors of a number.
 struct Reads {
@@ -24,8 +26,12 @@ struct Reads {
   std::atomic<bool> limited{false};  // it is to be followed
   std::atomic<std::uint32_t> unfinished{0};
   std::atomic<bool> refused{false};
-  HeaderFrames frames;  // belongs to LimitHeaders(), then to the thread that reads the connection
+  // These two belong to LimitHeaders(), then to the thread that reads the connection.
+  std::uint64_t forgot_ns = 0;  // when resets were forgotten
+  HeaderFrames frames;
 };
+
+constexpr std::uint64_t kForgetNs = 1'000'000'000;
 
 // Linux gives no process larger numbers, unless its administrator says so (fs.nr_open). Only the
 // pages of numbers in use take memory.
@@ -43,8 +49,16 @@ bool Names(int descriptor, ino_t socket) {
   return fstat(descriptor, &named) == 0 && S_ISSOCK(named.st_mode) && named.st_ino == socket;
 }
 
-// False: there are too many headers or calls.
+// False: there are too many headers, calls or resets.
 bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
+  // Rare: most connections reset few calls. So few reads ask for the time.
+  if (reads->frames.resets() > HeaderFrames::kMostResets / 2) {
+    const std::uint64_t now_ns = MonotonicNowNs();
+    if (now_ns >= reads->forgot_ns + kForgetNs) {
+      reads->forgot_ns = now_ns;
+      reads->frames.ForgetResets();
+    }
+  }
   bool fine = true;
   for (std::size_t i = 0; fine && bytes > 0 && i < message.msg_iovlen; ++i) {
     const iovec& part = message.msg_iov[i];
@@ -87,6 +101,7 @@ void LimitHeaders(int descriptor, ino_t socket, std::uint32_t most_calls) {
   Reads* const reads = ReadsOf(descriptor);
   if (reads == nullptr) return;
   reads->frames = HeaderFrames(most_calls);
+  reads->forgot_ns = 0;
   reads->unfinished.store(0);
   reads->refused.store(false);
   reads->socket.store(socket);

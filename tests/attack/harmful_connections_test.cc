@@ -80,12 +80,12 @@ TEST_P(HarmfulConnections, TakeLittleMemoryAndDelayNoOneForLong) {
 
 INSTANTIATE_TEST_SUITE_P(
     Attacks, HarmfulConnections,
-    testing::Values(Case{"reset_sessions"}, Case{"reset_questions"}, Case{"reset_unknown"},
-                    Case{"reset_and_close"}, Case{"headers", 64 * kMiB},
-                    Case{"slow_headers", 64 * kMiB}, Case{"indexed_headers", 64 * kMiB},
-                    Case{"indexed_calls", 64 * kMiB}, Case{"copied_headers", 64 * kMiB},
-                    Case{"trailers", 64 * kMiB}, Case{"long_headers", 64 * kMiB},
-                    Case{"long_unknown_headers", 64 * kMiB}),
+    testing::Values(Case{"reset_sessions", 64 * kMiB}, Case{"reset_questions", 64 * kMiB},
+                    Case{"reset_unknown", 64 * kMiB}, Case{"reset_and_close", 64 * kMiB},
+                    Case{"headers", 64 * kMiB}, Case{"slow_headers", 64 * kMiB},
+                    Case{"indexed_headers", 64 * kMiB}, Case{"indexed_calls", 64 * kMiB},
+                    Case{"copied_headers", 64 * kMiB}, Case{"trailers", 64 * kMiB},
+                    Case{"long_headers", 64 * kMiB}, Case{"long_unknown_headers", 64 * kMiB}),
     [](const auto& one) { return one.param.attack; });
 
 }  // namespace

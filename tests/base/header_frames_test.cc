@@ -49,9 +49,25 @@ TEST(HeaderFramesTest, CallsAndTheirMessagesPass) {
   std::string bytes = kPreface + Frame(4, 0, 0, Data(18));
   for (std::uint32_t stream = 1; stream < 2000; stream += 2) {
     bytes += Frame(kHeaders, kEnd, stream, Headers(300)) + Frame(kData, 0, stream, Data(16384)) +
-             Frame(kData, 1, stream, "") + Frame(kReset, 0, stream, Data(4));
+             Frame(kData, 1, stream, "");
   }
   EXPECT_TRUE(Take(bytes));
+}
+
+TEST(HeaderFramesTest, ClientMayResetFewCallsAtATime) {
+  HeaderFrames frames;
+  const auto take = [&](const std::string& bytes) {
+    return frames.Take(bytes.data(), bytes.size());
+  };
+  std::string resets;
+  for (std::uint32_t i = 0; i < HeaderFrames::kMostResets; ++i) {
+    resets += Frame(kReset, 0, 2 * i + 1, Data(4));
+  }
+  ASSERT_TRUE(take(kPreface + resets));
+  EXPECT_EQ(frames.resets(), HeaderFrames::kMostResets);
+  frames.ForgetResets();
+  EXPECT_TRUE(take(resets));
+  EXPECT_FALSE(take(Frame(kReset, 0, 1, Data(4))));
 }
 
 TEST(HeaderFramesTest, TooManyCallsAreRefused) {
