@@ -503,7 +503,30 @@ bool CoordinatorLink::Drop(const std::string& why) {
   return true;
 }
 
+void CoordinatorLink::EndAbandoned() {
+  std::vector<Waiting> waiting;
+  ForwardedRanks::Ranks forwarded;
+  bool last = false;
+  {
+    MutexLock lock(&mutex_);
+    waiting = ranks_.TakeAbandoned();
+    forwarded = ranks_.Abandoned();
+    last = state_ == State::kDialing && !waiting.empty() && !ranks_.waiting();
+    // A rank that comes now dials anew.
+    if (last) state_ = State::kEnded;
+  }
+  const absl::Status why =
+      MakeError(absl::StatusCode::kAborted, reason::kStreamEnded,
+                absl::StrCat("its connection was closed before the coordinator at ", address_,
+                             " had answered"),
+                {{field::kJob, key_.job_id}, {field::kAddress, address_}});
+  for (const Waiting& one : waiting) one.joined(why);
+  for (const auto& rank : forwarded) rank->Lose(rank->session(), why);
+  if (last) Cancel();
+}
+
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
+  EndAbandoned();
   bool cancel = false, idle = false, up = false, probe = false, tell = false;
   std::shared_ptr<ForwardingJob> unended;
   // Asked first: when it has been handled, heard_ns_ says so.

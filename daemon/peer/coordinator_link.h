@@ -145,6 +145,8 @@ class CoordinatorLink final
   void Refuse(const std::string& why);
   // Ends the link, whose coordinator has broken the protocol.
   void Break(const std::string& why);
+  // Ends the ranks whose trainers have given up before the coordinator has answered.
+  void EndAbandoned();
   // Fails the ranks that have waited long enough for the coordinator. `why` is what ReachProbe
   // found.
   void OnProbed(const std::string& why);

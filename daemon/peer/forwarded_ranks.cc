@@ -1,6 +1,7 @@
 #include "daemon/peer/forwarded_ranks.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 
 #include "absl/status/status.h"
@@ -12,14 +13,22 @@ bool ForwardedRanks::Overdue(std::uint64_t now_ns) const {
                      [now_ns](const Waiting& one) { return now_ns >= one.deadline_ns; });
 }
 
-std::vector<ForwardedRanks::Waiting> ForwardedRanks::TakeOverdue(std::uint64_t now_ns) {
-  const auto overdue =
-      std::stable_partition(waiting_.begin(), waiting_.end(),
-                            [now_ns](const Waiting& one) { return now_ns < one.deadline_ns; });
-  std::vector<Waiting> taken(std::make_move_iterator(overdue),
+template <typename Predicate>
+std::vector<ForwardedRanks::Waiting> ForwardedRanks::TakeIf(Predicate predicate) {
+  const auto found =
+      std::stable_partition(waiting_.begin(), waiting_.end(), std::not_fn(predicate));
+  std::vector<Waiting> taken(std::make_move_iterator(found),
                              std::make_move_iterator(waiting_.end()));
-  waiting_.erase(overdue, waiting_.end());
+  waiting_.erase(found, waiting_.end());
   return taken;
+}
+
+std::vector<ForwardedRanks::Waiting> ForwardedRanks::TakeOverdue(std::uint64_t now_ns) {
+  return TakeIf([now_ns](const Waiting& one) { return now_ns >= one.deadline_ns; });
+}
+
+std::vector<ForwardedRanks::Waiting> ForwardedRanks::TakeAbandoned() {
+  return TakeIf([](const Waiting& one) { return one.sink->IsAbandoned(); });
 }
 
 void ForwardedRanks::Add(std::shared_ptr<ForwardingJob> rank) {
@@ -66,6 +75,14 @@ ForwardedRanks::Ranks ForwardedRanks::All() const {
   Ranks all;
   for (const auto& [incarnation, rank] : ranks_) all.push_back(rank);
   return all;
+}
+
+ForwardedRanks::Ranks ForwardedRanks::Abandoned() const {
+  Ranks abandoned;
+  for (const auto& [incarnation, rank] : ranks_) {
+    if (rank->IsAbandoned()) abandoned.push_back(rank);
+  }
+  return abandoned;
 }
 
 ForwardedRanks::Ranks ForwardedRanks::TakeAll() {

@@ -39,6 +39,8 @@ class ForwardedRanks {
   // The ranks whose deadline has passed.
   bool Overdue(std::uint64_t now_ns) const;
   std::vector<Waiting> TakeOverdue(std::uint64_t now_ns);
+  // The ranks whose trainers' streams have ended.
+  std::vector<Waiting> TakeAbandoned();
 
   // `ranks` more ranks are about to be added.
   void BeginJoin(std::size_t ranks = 1) { joining_ += ranks; }
@@ -61,9 +63,14 @@ class ForwardedRanks {
                                            std::uint64_t step) const;
   std::set<std::uint64_t> Incarnations() const;
   Ranks All() const;
+  // The ranks for which ForwardingJob::IsAbandoned() is true.
+  Ranks Abandoned() const;
   Ranks TakeAll();
 
  private:
+  template <typename Predicate>
+  std::vector<Waiting> TakeIf(Predicate predicate);
+
   std::vector<Waiting> waiting_;
   std::size_t joining_ = 0;
   std::map<std::uint64_t, std::shared_ptr<ForwardingJob>> ranks_;  // by incarnation

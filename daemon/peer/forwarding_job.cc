@@ -213,6 +213,16 @@ bool ForwardingJob::EndIsOverdue(std::uint64_t now_ns, bool excused) {
   return end_owed_ns_ > kEndLimitNs;
 }
 
+bool ForwardingJob::IsAbandoned() const {
+  std::shared_ptr<SessionSink> sink;
+  {
+    MutexLock lock(&mutex_);
+    if (joined_ == nullptr || end_sent_) return false;
+    sink = sink_;
+  }
+  return sink->IsAbandoned();
+}
+
 // ---- JobPort ------------------------------------------------------------------------------------
 
 void ForwardingJob::RegisterLayout(RankSession, LayoutRequest request, Registered answer) {

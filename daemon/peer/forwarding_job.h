@@ -64,6 +64,9 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // it often. `excused`: since the last call the coordinator had a reason not to answer. Only a
   // tenth of this time counts (kExcusedPart).
   bool EndIsOverdue(std::uint64_t now_ns, bool excused);
+  // True if the trainer's stream has ended before the coordinator has answered. Lose() is due: the
+  // session that would call it does not exist yet.
+  bool IsAbandoned() const;
   // The memory on which the coordinator launches, until End().
   AgentLayouts& layouts() { return *layouts_; }
 

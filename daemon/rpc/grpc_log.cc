@@ -1,6 +1,9 @@
 #include "daemon/rpc/grpc_log.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
+
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -22,15 +25,28 @@ LogLevel LevelOf(gpr_log_severity severity) {
   return LogLevel::kWarning;
 }
 
-void Write(gpr_log_func_args* said) {
-  absl::string_view file = said->file;
+std::string Place(absl::string_view file, int line) {
   file.remove_prefix(file.rfind('/') + 1);  // none: npos + 1 is 0
+  return absl::StrCat(file, ":", line);
+}
+
+void WriteOfGrpc(gpr_log_func_args* said) {
   LogLimited(LevelOf(said->severity), "gRPC",
-             {{"says", said->message}, {"at", absl::StrCat(file, ":", said->line)}});
+             {{"says", said->message}, {"at", Place(said->file, said->line)}});
+}
+
+// All of its messages are about what a client has sent, such as text that is no UTF-8.
+void WriteOfProtobuf(google::protobuf::LogLevel, const char* file, int line,
+                     const std::string& message) {
+  LogLimited(LogLevel::kWarning, "Protocol Buffers",
+             {{"says", message}, {"at", Place(file, line)}});
 }
 
 }  // namespace
 
-void LogWhatGrpcSays() { gpr_set_log_function(Write); }
+void LogWhatGrpcSays() {
+  gpr_set_log_function(WriteOfGrpc);
+  google::protobuf::SetLogHandler(WriteOfProtobuf);
+}
 
 }  // namespace gradsync::daemon

@@ -37,6 +37,7 @@ class SessionStream final
   // ---- SessionReplies
   void Queue(SessionMessage message) override;
   void Flush() override { MessageStream::Flush(); }
+  bool IsAbandoned() const override { return ended_ns_.load() != 0; }
   void Respond(v1::SessionResponse response) override { Send(std::move(response)); }
   absl::Status TryRespond(v1::SessionResponse response) override;
 

@@ -141,8 +141,8 @@ TEST(HealthWatch, TellsTheStateNowAndWhenTheDaemonDrains) {
   EXPECT_EQ(one.Next(), HealthCheckResponse::NOT_SERVING);
 }
 
-// What a client writes into a header is no line of the daemon's log.
-TEST(HeaderValue, ForgesNoLineOfTheLog) {
+// What a client writes into a header or a text is no line of the daemon's log.
+TEST(WhatAClientWrites, ForgesNoLineOfTheLog) {
   const TestDaemon daemon;
   RawHttp2 client(daemon.socket(), 65535);
   // gRPC logs values that it cannot read.
@@ -150,9 +150,12 @@ TEST(HeaderValue, ForgesNoLineOfTheLog) {
                         "1\x01\nERROR forged line job=innocent");
   client.CallWithHeader("/grpc.health.v1.Health/Check", "grpc-encoding",
                         "x\nERROR forged line job=innocent");
+  client.Call("/grpc.health.v1.Health/Check", "\x0a\x01\xff");  // it is no UTF-8
   ExpectAnswers(daemon);
   EXPECT_EQ(daemon.Log().find("\nERROR forged"), std::string::npos) << daemon.Log();
   EXPECT_NE(daemon.Log().find("gRPC says="), std::string::npos) << daemon.Log();
+  EXPECT_NE(daemon.Log().find("Protocol Buffers says="), std::string::npos) << daemon.Log();
+  EXPECT_EQ(daemon.Log().find("[libprotobuf"), std::string::npos) << daemon.Log();
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <future>
@@ -509,6 +510,38 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
       << refused;
   EXPECT_EQ(alpha_.Processes().size(), before) << "no engine was made";
   ExpectUnharmed();
+}
+
+// A coordinator that says nothing, and one that answers no trainer.
+TEST(SlowCoordinator, KeepsNoQuotaOfTrainersThatGaveUp) {
+  for (const bool welcomes : {false, true}) {
+    FakeCoordinator fake([welcomes](FakeCoordinator::Stream* stream) {
+      if (welcomes) stream->Write(FakeCoordinator::Welcome());
+      v1::AttachRequest message;
+      while (stream->Read(&message)) {
+        // As a coordinator does that waits for the rank's memory.
+        if (!welcomes || !message.has_rank_ended()) continue;
+        v1::AttachResponse end;
+        end.mutable_rank_response()->set_incarnation(message.rank_ended().incarnation());
+        end.mutable_rank_response()->mutable_response()->mutable_session_ending();
+        stream->Write(end);
+      }
+    });
+    const TestDaemon daemon(
+        fault::TwoNodes::Flags("127.0.0.1", "alpha", {"--quota_sessions_per_user=2"}));
+    const auto join = [&daemon] { return Trainer(daemon, 0, 1, "own").Join(); };
+    {
+      std::deque<fault::RawSession> gave_up;
+      for (std::uint32_t rank = 0; rank < 2; ++rank) {
+        v1::SessionRequest request = fault::RawSession::OpenRequest(rank, 3, "attack");
+        request.mutable_open_session()->set_coordinator(fake.address());
+        request.mutable_open_session()->set_timeout_ms(600'000);
+        ASSERT_TRUE(gave_up.emplace_back(daemon.socket()).Send(request));
+      }
+      EXPECT_TRUE(Soon([&] { return join().reason == "QUOTA"; })) << "they wait";
+    }
+    EXPECT_TRUE(Soon([&] { return join().ok(); })) << welcomes;
+  }
 }
 
 // What a trainer sends on waits in the daemon, and takes four times as much memory there.

@@ -25,6 +25,9 @@ class RecordingSink final : public SessionSink {
     messages_.push_back(std::move(message));
   }
   void Flush() override { flushed_ = messages_.size(); }
+  bool IsAbandoned() const override { return abandoned_; }
+  // The trainer's stream ends.
+  void Abandon() { abandoned_ = true; }
 
   // All messages queued since the last Take(), flushed or not.
   std::vector<SessionMessage> Take() {
@@ -48,6 +51,7 @@ class RecordingSink final : public SessionSink {
  private:
   const std::function<void(const SessionMessage&)> on_message_;
   std::vector<SessionMessage> messages_;
+  bool abandoned_ = false;
   std::size_t flushed_ = 0;
 };
 

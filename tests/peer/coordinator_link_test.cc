@@ -140,6 +140,29 @@ TEST_F(CoordinatorLinkTest, AChannelThatIsNotFreeEndsTheLinkByName) {
               HasSubstr("known because it assigned channel 0 to a layout of rank 1, but"));
 }
 
+// Otherwise a user's quota would be used up by trainers that have ended long ago.
+TEST_F(CoordinatorLinkTest, ARankWhoseTrainerGivesUpWaitsNoLongerForTheCoordinator) {
+  const auto link = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
+  std::vector<absl::Status> answers(2);
+  std::vector<std::shared_ptr<RecordingSink>> sinks;
+  for (absl::Status& answer : answers) {
+    sinks.push_back(std::make_shared<RecordingSink>());
+    JoinRequest join = JoinMessage();
+    join.patience_ns = 600'000'000'000;
+    ASSERT_TRUE(
+        link->Join(join, sinks.back(), [&](const auto& joined) { answer = joined.status(); }));
+  }
+  sinks[1]->Abandon();
+  link->Tick(clock_.NowNs());
+  EXPECT_TRUE(answers[0].ok()) << "it still waits";
+  EXPECT_EQ(DetailsOf(answers[1]).reason, "STREAM_ENDED") << answers[1];
+  EXPECT_FALSE(link->ended());
+  sinks[0]->Abandon();
+  link->Tick(clock_.NowNs());
+  EXPECT_EQ(DetailsOf(answers[0]).reason, "STREAM_ENDED") << answers[0];
+  EXPECT_TRUE(link->ended()) << "nobody needs it";
+}
+
 // The session of rank 1 ends. Rank 0 is on this node, too, and goes on.
 class EndingRankTest : public CoordinatorLinkTest {
  protected:
@@ -187,6 +210,25 @@ TEST_F(EndingRankTest, ACoordinatorThatDoesNotEndASessionEndsTheLinkByName) {
 TEST_F(EndingRankTest, TheCoordinatorHasTimeToEndASession) {
   TickFor(30);
   EXPECT_THAT(WhyTheLinkEnded(), Not(HasSubstr(kTooLate)));
+}
+
+TEST_F(EndingRankTest, ACoordinatorThatDoesNotAnswerATrainerThatGaveUpEndsTheLink) {
+  const auto link = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
+  link->OnMessage(Welcome());
+  absl::Status answer;
+  ASSERT_TRUE(
+      link->Join(JoinMessage(), sink_, [&](const auto& joined) { answer = joined.status(); }));
+  sink_->Abandon();
+  v1::AttachResponse ping;
+  ping.mutable_ping();
+  for (int i = 0; i < 32; ++i) {
+    clock_.Advance(kSecondNs);
+    link->OnMessage(ping);
+    link->Tick(clock_.NowNs());
+  }
+  link->OnEnd(absl::OkStatus());
+  EXPECT_EQ(DetailsOf(answer).reason, "COORDINATOR_LOST") << answer;
+  EXPECT_THAT(std::string(answer.message()), HasSubstr(kTooLate));
 }
 
 TEST_F(EndingRankTest, ASessionThatTheCoordinatorHasEndedIsNoReason) {
@@ -244,7 +286,6 @@ TEST_F(CoordinatorLinkTest, ACoordinatorThatDoesNotReadEndsTheLinkAtTheUsersQuot
   EXPECT_THAT(std::string(ends[0].status.message()),
               HasSubstr("of a quota of 4194304 (quota_control_bytes_per_user)"));
   executor_.RunAll();
-  rank_ = nullptr;
   link_ = nullptr;
   EXPECT_EQ(memory_.total_bytes(), 0u);
 }
