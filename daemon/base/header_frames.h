@@ -15,7 +15,7 @@ namespace gradsync::daemon {
 // Follows the frames that a client sends (RFC 9113), and limits their headers and calls. gRPC 1.51
 // does not: its limits, 8 KiB of headers for instance, hold for a client that acknowledges them. It
 // keeps headers in memory until the last of them has come, and trailers until the call ends. A
-// value; all its bytes are 0 at first. Not thread-safe.
+// value; all bytes of a default one are 0. Not thread-safe.
 class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.

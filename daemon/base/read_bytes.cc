@@ -51,8 +51,8 @@ bool Names(int descriptor, ino_t socket) {
 
 // False: there are too many headers, calls or resets.
 bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
-  // Rare: most connections reset few calls. So few reads ask for the time.
-  if (reads->frames.resets() > HeaderFrames::kMostResets / 2) {
+  // Few reads ask for the time: most connections reset few calls.
+  if (reads->frames.resets() > 0) {
     const std::uint64_t now_ns = MonotonicNowNs();
     if (now_ns >= reads->forgot_ns + kForgetNs) {
       reads->forgot_ns = now_ns;

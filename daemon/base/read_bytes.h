@@ -16,16 +16,16 @@ namespace gradsync::daemon {
 // has such a count for TCP alone.
 std::uint64_t ReadBytes(int descriptor);
 
-// Limits the headers and the calls of an HTTP/2 connection: see header_frames.h. Resets are
-// forgotten once in a second. If there are too many, the read returns the connection's end instead
-// of them. Called before the first read. `socket`: the number that fstat() gives for the
-// descriptor's socket (st_ino); not 0. A later socket with the same descriptor has no limit.
-// `most_calls`: 0: any number.
+// Limits the headers, calls and resets of an HTTP/2 connection: see header_frames.h. Resets are
+// forgotten after a second. Instead of the first one too many, the read returns the connection's
+// end. Called before the first read. `socket`: the number that fstat() gives for the descriptor's
+// socket (st_ino); not 0. A later socket with the same descriptor has no limit. `most_calls`: 0:
+// any number.
 void LimitHeaders(int descriptor, ino_t socket, std::uint32_t most_calls);
 
 struct HeaderState {
   std::uint32_t unfinished = 0;  // bytes of headers whose end has not come
-  bool refused = false;          // there were too many of them, and the connection has ended
+  bool refused = false;  // there were too many headers, calls or resets: the connection has ended
 };
 // Zeros if LimitHeaders() has got another socket with this descriptor meanwhile, or none.
 HeaderState HeadersOf(int descriptor, ino_t socket);

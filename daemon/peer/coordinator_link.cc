@@ -268,7 +268,7 @@ void CoordinatorLink::Take(const v1::AttachResponse& message) {
 
 bool CoordinatorLink::Welcomed() {
   MutexLock lock(&mutex_);
-  return state_ != State::kDialing;
+  return welcomed_;
 }
 
 void CoordinatorLink::Refuse(const std::string& why) {
@@ -320,6 +320,7 @@ void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
     MutexLock lock(&mutex_);
     if (state_ != State::kDialing) return;
     state_ = self ? State::kSelf : State::kUp;
+    welcomed_ = true;
     coordinator_ = welcome.node_name();
     idle_since_ns_ = context_.clock->NowNs();
     waiting = ranks_.TakeWaiting();
@@ -510,7 +511,7 @@ void CoordinatorLink::EndAbandoned() {
   {
     MutexLock lock(&mutex_);
     waiting = ranks_.TakeAbandoned();
-    forwarded = ranks_.Abandoned();
+    forwarded = ranks_.All();
     last = state_ == State::kDialing && !waiting.empty() && !ranks_.waiting();
     // A rank that comes now dials anew.
     if (last) state_ = State::kEnded;
@@ -521,7 +522,9 @@ void CoordinatorLink::EndAbandoned() {
                              " had answered"),
                 {{field::kJob, key_.job_id}, {field::kAddress, address_}});
   for (const Waiting& one : waiting) one.joined(why);
-  for (const auto& rank : forwarded) rank->Lose(rank->session(), why);
+  for (const auto& rank : forwarded) {
+    if (rank->IsAbandoned()) rank->Lose(rank->session(), why);
+  }
   if (last) Cancel();
 }
 

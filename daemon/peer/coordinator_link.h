@@ -189,6 +189,7 @@ class CoordinatorLink final
 
   Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kDialing;
+  bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;    // its Welcome was accepted
   std::string coordinator_ ABSL_GUARDED_BY(mutex_);  // its node's name
   // Why the link ends: the first cause that was noticed. Empty: none so far.
   std::string cause_ ABSL_GUARDED_BY(mutex_);

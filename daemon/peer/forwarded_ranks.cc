@@ -77,14 +77,6 @@ ForwardedRanks::Ranks ForwardedRanks::All() const {
   return all;
 }
 
-ForwardedRanks::Ranks ForwardedRanks::Abandoned() const {
-  Ranks abandoned;
-  for (const auto& [incarnation, rank] : ranks_) {
-    if (rank->IsAbandoned()) abandoned.push_back(rank);
-  }
-  return abandoned;
-}
-
 ForwardedRanks::Ranks ForwardedRanks::TakeAll() {
   Ranks all = All();
   ranks_.clear();

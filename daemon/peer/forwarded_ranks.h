@@ -63,8 +63,6 @@ class ForwardedRanks {
                                            std::uint64_t step) const;
   std::set<std::uint64_t> Incarnations() const;
   Ranks All() const;
-  // The ranks for which ForwardingJob::IsAbandoned() is true.
-  Ranks Abandoned() const;
   Ranks TakeAll();
 
  private:

@@ -47,6 +47,8 @@ void ForwardingJob::SendOpen() {
   // This node's default, if the client has not set it.
   open->mutable_options()->set_step_timeout_ms(request_.options.step_timeout_ns / 1'000'000);
   Forward(std::move(request));
+  MutexLock lock(&mutex_);
+  open_sent_ = true;
 }
 
 // ---- Messages of the coordinator ----------------------------------------------------------------
@@ -217,7 +219,7 @@ bool ForwardingJob::IsAbandoned() const {
   std::shared_ptr<SessionSink> sink;
   {
     MutexLock lock(&mutex_);
-    if (joined_ == nullptr || end_sent_) return false;
+    if (joined_ == nullptr || !open_sent_ || end_sent_) return false;
     sink = sink_;
   }
   return sink->IsAbandoned();

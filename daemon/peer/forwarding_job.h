@@ -64,8 +64,9 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // it often. `excused`: since the last call the coordinator had a reason not to answer. Only a
   // tenth of this time counts (kExcusedPart).
   bool EndIsOverdue(std::uint64_t now_ns, bool excused);
-  // True if the trainer's stream has ended before the coordinator has answered. Lose() is due: the
-  // session that would call it does not exist yet.
+  // True if the trainer's stream has ended before the coordinator has opened the session. Lose() is
+  // due, because there is no session yet that would call it. False before SendOpen(): the
+  // coordinator does not know the rank.
   bool IsAbandoned() const;
   // The memory on which the coordinator launches, until End().
   AgentLayouts& layouts() { return *layouts_; }
@@ -113,7 +114,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   std::shared_ptr<SessionSink> sink_ ABSL_GUARDED_BY(mutex_);  // null once the session has ended
   std::function<void(absl::StatusOr<Joined>)> joined_ ABSL_GUARDED_BY(mutex_);
   RankState state_ ABSL_GUARDED_BY(mutex_) = RankState::kAbsent;
-  bool end_sent_ ABSL_GUARDED_BY(mutex_) = false;  // RankEnded was sent
+  bool open_sent_ ABSL_GUARDED_BY(mutex_) = false;  // OpenSession was sent
+  bool end_sent_ ABSL_GUARDED_BY(mutex_) = false;   // RankEnded was sent
   // For how long the coordinator has owed the end, as EndIsOverdue() counts.
   std::uint64_t end_owed_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // The last call of EndIsOverdue(); 0: none since RankEnded was sent.

@@ -19,9 +19,10 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr int kThreads = 2;
-// The most calls of a connection without TLS, as long as it lasts. A daemon makes one. gRPC takes
-// in every call that it reads, even if the client has reset it, and destroys them on threads that
-// other connections need. So 64 connections that reset calls kept the port busy for seconds.
+// The most calls of a connection without TLS, as long as it lasts. A daemon makes one, and a few
+// more if its ranks wait long for the Welcome (ReachProbe). gRPC takes in every call that it reads,
+// even if the client has reset it, and destroys them on threads that other connections need. So 64
+// connections that reset calls kept the port busy for seconds.
 constexpr std::uint32_t kCallsOfConnection = 64;
 // Streams of one caller that have not said Hello.
 constexpr std::size_t kMaxUngreeted = 64;
@@ -164,11 +165,12 @@ void PeerServer::EndSilentSenders() {
 
 void PeerServer::EndVain() {
   for (const TcpEnd& end : listener_->EndVain(kMostVain)) {
-    LogLimited(LogLevel::kWarning, "peer port: connection ended",
-               {{"address", end.Text()},
-                {"why",
-                 "its caller sends much, and no call or message comes of it, or it makes too many "
-                 "calls, or one with too long headers"}});
+    LogLimited(
+        LogLevel::kWarning, "peer port: connection ended",
+        {{"address", end.Text()},
+         {"why",
+          "its caller sends much, and no call or message comes of it, or makes too many calls, "
+          "or a call with too long headers"}});
   }
 }
 

@@ -45,7 +45,7 @@ class PeerServer {
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // The most streams of one connection at a time, and the most streams of all daemons together. A
   // daemon has a connection for each job.
-  static constexpr int kStreamsPerConnection = 256;
+  static constexpr int kStreamsPerConnection = 64;
   static constexpr std::size_t kMaxNodes = 4096;
   // A daemon has one call on each connection. kMaxBusyCalls: the most open calls of connections
   // with more than kFewCalls. Each call takes some 13 KiB. When a connection ends, gRPC destroys

@@ -35,10 +35,12 @@ void WriteOfGrpc(gpr_log_func_args* said) {
              {{"says", said->message}, {"at", Place(said->file, said->line)}});
 }
 
-// All of its messages are about what a client has sent, such as text that is no UTF-8.
-void WriteOfProtobuf(google::protobuf::LogLevel, const char* file, int line,
+// Most messages are about what a client has sent, such as text that is no UTF-8. After a fatal one
+// the process ends.
+void WriteOfProtobuf(google::protobuf::LogLevel level, const char* file, int line,
                      const std::string& message) {
-  LogLimited(LogLevel::kWarning, "Protocol Buffers",
+  const bool fatal = level == google::protobuf::LOGLEVEL_FATAL;
+  LogLimited(fatal ? LogLevel::kError : LogLevel::kWarning, "Protocol Buffers",
              {{"says", message}, {"at", Place(file, line)}});
 }
 

@@ -75,14 +75,17 @@ absl::Status SessionHandler::Open(const v1::OpenSession& message) {
 
 void SessionHandler::Opened(std::uint32_t protocol, std::uint32_t world_size,
                             absl::StatusOr<std::shared_ptr<Session>> opened) {
-  if (!opened.ok()) return Refuse(opened.status());
-  const std::shared_ptr<Session> session = *std::move(opened);
   bool ended = false;
   {
     MutexLock lock(&mutex_);
     ended = stream_ended_;
-    if (!ended) arrived_ = session;
+    if (!ended && opened.ok()) arrived_ = *opened;
   }
+  if (!opened.ok()) {
+    if (!ended) Refuse(opened.status());  // otherwise there is nobody to tell
+    return;
+  }
+  const std::shared_ptr<Session> session = *std::move(opened);
   if (ended) {
     context_.sessions->ConnectionClosed(
         session, MakeError(absl::StatusCode::kAborted, reason::kStreamEnded,
