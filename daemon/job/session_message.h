@@ -149,8 +149,8 @@ class SessionSink {
   virtual void Queue(SessionMessage message) = 0;
   // Sends what is queued. Called without any lock.
   virtual void Flush() = 0;
-  // True once the session's end is queued, or the trainer's stream has ended. Then a rank that waits
-  // to join gives up.
+  // True once the session's end is queued, or the trainer's stream has ended. Then a rank that
+  // waits to join gives up.
   virtual bool IsAbandoned() const { return false; }
 };
 

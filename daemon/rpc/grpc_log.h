@@ -5,9 +5,9 @@
 
 namespace gradsync::daemon {
 
-// Their lines may hold what clients have sent, such as the values of headers, and a client can cause
-// many of them. The daemon writes such text as a field of its own lines: there it is escaped, cut
-// and limited in rate. Called before gRPC is used.
+// Their lines may hold what clients have sent, such as the values of headers, and a client can
+// cause many of them. The daemon writes such text as a field of its own lines: there it is escaped,
+// cut and limited in rate. Called before gRPC is used.
 void LogWhatGrpcSays();
 
 }  // namespace gradsync::daemon
