@@ -2,6 +2,7 @@
 
 #include <grpcpp/generic/generic_stub.h>
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <utility>
@@ -516,15 +517,17 @@ void CoordinatorLink::EndAbandoned() {
     // A rank that comes now dials anew.
     if (last) state_ = State::kEnded;
   }
+  forwarded.erase(std::remove_if(forwarded.begin(), forwarded.end(),
+                                 [](const auto& rank) { return !rank->IsAbandoned(); }),
+                  forwarded.end());
+  if (waiting.empty() && forwarded.empty()) return;
   const absl::Status why =
       MakeError(absl::StatusCode::kAborted, reason::kStreamEnded,
                 absl::StrCat("its connection was closed before the coordinator at ", address_,
                              " had answered"),
                 {{field::kJob, key_.job_id}, {field::kAddress, address_}});
   for (const Waiting& one : waiting) one.joined(why);
-  for (const auto& rank : forwarded) {
-    if (rank->IsAbandoned()) rank->Lose(rank->session(), why);
-  }
+  for (const auto& rank : forwarded) rank->Lose(rank->session(), why);
   if (last) Cancel();
 }
 
