@@ -1,5 +1,6 @@
 #include "daemon/worker/worker_supervisor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -60,12 +61,12 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     const auto found = workers_.find(key);
     Worker* worker = found != workers_.end() ? &found->second : nullptr;
     absl::Status status;
-    if (worker == nullptr || worker->process == nullptr) {
+    if (worker == nullptr || (worker->process == nullptr && !worker->awaits_turn)) {
       status = MayStartLocked(key, worker);
       if (status.ok()) {
         if (worker == nullptr) ForgetEndedLocked(key.user);
         worker = &workers_[key];
-        status = StartLocked(key, worker);
+        status = QueueLocked(key, worker);
         started = worker->process;
         incarnation = worker->incarnation;
       }
@@ -79,17 +80,20 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     }
   }
   if (started != nullptr) {
-    // Without the lock: if the process has ended already, the answer comes from within.
-    started->Call(
-        StartCall(key), {},
-        [weak = weak_from_this(), key, incarnation](absl::StatusOr<WorkerProcess::Reply> reply) {
-          if (const auto self = weak.lock()) {
-            self->OnStarted(key, incarnation, std::move(reply));
-          }
-        });
+    SendStart(key, incarnation, started);
     return;
   }
   if (!at_once.ok() || *at_once != nullptr) ready(std::move(at_once));
+}
+
+// Without the lock: if the process has ended already, the answer comes from within.
+void WorkerSupervisor::SendStart(const WorkerKey& key, std::uint64_t incarnation,
+                                 const std::shared_ptr<WorkerProcess>& process) {
+  process->Call(
+      StartCall(key), {},
+      [weak = weak_from_this(), key, incarnation](absl::StatusOr<WorkerProcess::Reply> reply) {
+        if (const auto self = weak.lock()) self->OnStarted(key, incarnation, std::move(reply));
+      });
 }
 
 void WorkerSupervisor::ForgetEndedLocked(const Tenant& user) {
@@ -122,13 +126,55 @@ absl::Status WorkerSupervisor::MayStartLocked(const WorkerKey& key, const Worker
                                 "GPUs that exist (nvidia-smi -L)"));
 }
 
+absl::Status WorkerSupervisor::QueueLocked(const WorkerKey& key, Worker* worker) {
+  worker->incarnation = ++last_incarnation_;
+  worker->awaits_turn = !starting_->Add(key.user, worker->incarnation);
+  if (worker->awaits_turn) return absl::OkStatus();
+  absl::Status status = StartLocked(key, worker);
+  // It had its turn at once, so no other one waits for it.
+  if (!status.ok()) starting_->Remove(key.user, worker->incarnation);
+  return status;
+}
+
+void WorkerSupervisor::StartNext(const Tenant& user, std::uint64_t incarnation) {
+  for (auto next = starting_->Remove(user, incarnation); next.has_value();
+       next = starting_->Remove(user, *next)) {
+    WorkerKey key;
+    std::shared_ptr<WorkerProcess> process;
+    std::vector<Waiting> waiting;
+    absl::Status status;
+    {
+      const MutexLock lock(&mutex_);
+      const auto found = std::find_if(workers_.begin(), workers_.end(), [&](const auto& one) {
+        return one.second.incarnation == *next;
+      });
+      if (found == workers_.end()) return;  // after Shutdown
+      Worker& worker = found->second;
+      key = found->first;
+      worker.awaits_turn = false;
+      status = StartLocked(key, &worker);
+      process = worker.process;
+      if (!status.ok()) {
+        waiting.swap(worker.waiting);
+        ++callbacks_;  // Shutdown waits for the following callbacks
+      }
+    }
+    if (status.ok()) {
+      SendStart(key, *next, process);
+      return;
+    }
+    for (const Waiting& caller : waiting) caller.ready(status);
+    EndCallback();
+  }
+}
+
 absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker) {
   WorkerProcessOptions options = options_.process;
   // The driver shows a process one MIG instance: the one that is named here.
   if (absl::StartsWith(key.device, "MIG-")) {
     options.environment.push_back(absl::StrCat("CUDA_VISIBLE_DEVICES=", key.device));
   }
-  const std::uint64_t incarnation = worker->incarnation = ++last_incarnation_;
+  const std::uint64_t incarnation = worker->incarnation;
   auto process = WorkerProcess::Start(
       std::move(options), [weak = weak_from_this(), key, incarnation](const absl::Status& why) {
         if (const auto self = weak.lock()) self->OnEnded(key, incarnation, why);
@@ -137,10 +183,9 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
     worker->policy.Failed(clock_->NowNs(), process.status());
     return process.status();
   }
-  starting_->Add(key.user, incarnation);
   worker->process =
-      Share(*std::move(process), [starting = starting_, user = key.user, incarnation] {
-        starting->Remove(user, incarnation);
+      Share(*std::move(process), [weak = weak_from_this(), user = key.user, incarnation] {
+        if (const auto self = weak.lock()) self->StartNext(user, incarnation);
       });
   if (worker->policy.failures() > 0) ++worker->restarts;
   return absl::OkStatus();
@@ -171,7 +216,6 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
     waiting.swap(worker->waiting);
     if (reply.ok()) {
       worker->open = true;
-      starting_->Remove(key.user, incarnation);
       worker->started = reply->message.started();
       worker->checked_ns = clock_->NowNs();
       worker->policy.Started(worker->checked_ns);
@@ -187,6 +231,8 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
       result = reply.status();
     }
   }
+  // A worker that did not open its GPU still ends: the deleter of its process lets the next start.
+  if (result.ok()) StartNext(key.user, incarnation);
   for (std::size_t i = 0; i + 1 < waiting.size(); ++i) waiting[i].ready(result);
   // The last one gets the only reference, so that the worker is idle as soon as it is dropped.
   if (!waiting.empty()) waiting.back().ready(std::move(result));

@@ -5,12 +5,14 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -49,11 +51,14 @@ struct WorkerSupervisorOptions {
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers of a user, in each pod, may be starting at a time. A worker that ends before
-  // it has opened its GPU counts until its process object is destroyed. One job exceeds this only
-  // with requests for GPUs that do not exist: a node has at most 56 MIG instances (7 on each of 8
-  // GPUs).
+  // How many workers of a user, in each pod, may be starting or wait to start. A worker that ends
+  // before it has opened its GPU counts until its process object is destroyed. One job exceeds this
+  // only with requests for GPUs that do not exist: a node has at most 56 MIG instances (7 on each
+  // of 8 GPUs).
   std::size_t max_starting_per_user = 64;
+  // How many of these run at a time. To start takes a core for a while, so a user gets a quarter of
+  // the cores for it.
+  std::size_t starting_at_once_per_user = std::max(1u, std::thread::hardware_concurrency() / 4);
   // How many ended workers of a user, in each pod, are remembered when another one starts. A
   // trainer may ask for many GPUs that do not exist.
   std::size_t max_ended_per_user = 64;
@@ -143,9 +148,11 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   };
   struct Worker {
     std::shared_ptr<WorkerProcess> process;  // null: not running
-    // Of the process, even of one that could not be started. A late callback has an older one.
+    // Of the process, even of one that waits for its turn or could not be started. A late callback
+    // has an older one.
     std::uint64_t incarnation = 0;
-    bool open = false;  // Start has been replied to
+    bool awaits_turn = false;  // StartNext will start it
+    bool open = false;         // Start has been replied to
     worker::Started started;
     // Callers that wait for the reply to Start. If a process is ending, they wait for its end and
     // for the next process.
@@ -164,8 +171,16 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // `worker` is null if it was never started.
   absl::Status MayStartLocked(const WorkerKey& key, const Worker* worker) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Starts the worker, or lets it wait for its turn.
+  absl::Status QueueLocked(const WorkerKey& key, Worker* worker)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The caller then sends Start, without the lock.
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The worker counts no longer as starting: another one of the user may take its turn.
+  void StartNext(const Tenant& user, std::uint64_t incarnation);
+  void SendStart(const WorkerKey& key, std::uint64_t incarnation,
+                 const std::shared_ptr<WorkerProcess>& process);
   worker::Call StartCall(const WorkerKey& key) const;
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
@@ -195,7 +210,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   const Lost lost_;
   const Clock* const clock_;
   Executor* const executor_;
-  const std::shared_ptr<StartingWorkers> starting_ = std::make_shared<StartingWorkers>();
+  const std::shared_ptr<StartingWorkers> starting_ =
+      std::make_shared<StartingWorkers>(options_.starting_at_once_per_user);
 
   mutable Mutex mutex_;
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);

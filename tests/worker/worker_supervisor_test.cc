@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,6 +23,7 @@
 #include "daemon/worker/restart_policy.h"
 #include "tests/engine/event.h"
 #include "tests/kit/manual_clock.h"
+#include "tests/kit/temporary_directory.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -96,7 +98,8 @@ class WorkerSupervisorTest : public ::testing::Test {
     options.process.hang_limit = hang_limit;
     options.idle_limit_ns = 60 * kSecondNs;
     options.check_interval_ns = kCheckIntervalNs;
-    options.max_starting_per_user = kMaxStarting;
+    options.max_starting_per_user = max_starting_;
+    options.starting_at_once_per_user = at_once_;
     options.max_ended_per_user = kMaxEnded;
     supervisor_ = WorkerSupervisor::Make(
         options,
@@ -124,6 +127,9 @@ class WorkerSupervisorTest : public ::testing::Test {
     EXPECT_TRUE(done.Wait().has_value());
   }
 
+  // Limits for each user. Set them before Begin.
+  std::size_t max_starting_ = kMaxStarting;
+  std::size_t at_once_ = kMaxStarting;
   Event lost_;        // a worker of job "a" is lost
   Event other_lost_;  // another worker is lost
   ManualClock clock_;
@@ -322,6 +328,81 @@ TEST_F(WorkerSupervisorTest, LimitsStartingWorkersOfAUserInEachPod) {
       << "nor do they outside of pods";
   held_.RunAll();
   EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", kInPodA}).status()), "GPU_NOT_VISIBLE");
+}
+
+// A user who starts workers without end must not take all cores.
+TEST_F(WorkerSupervisorTest, WorkersOfAUserWaitForTheirTurnToStart) {
+  max_starting_ = 3;
+  at_once_ = 1;
+  reaper_ = &held_;
+  Begin("has no GPU");
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-0", Tenant(1)}).status()), "GPU_NOT_VISIBLE");
+  std::vector<Event> refused(3);
+  for (std::size_t i = 0; i < refused.size(); ++i) {
+    // Two callers wait for the same worker.
+    const WorkerKey key = {"a", i < 2 ? "GPU-1" : "GPU-2", Tenant(1)};
+    supervisor_->Ensure(key,
+                        [&refused, i](const auto& worker) { refused[i].Set(worker.status()); });
+  }
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-3", Tenant(1)}).status()), "WORKERS_STARTING")
+      << "those that wait count";
+  for (const WorkerStatus& worker : supervisor_->Workers()) {
+    EXPECT_EQ(worker.pid, 0) << worker.key.device << ": GPU-0 has ended, the others wait";
+  }
+  EXPECT_EQ(ReasonOf(Ensure({"b", "GPU-1", Tenant(2)}).status()), "GPU_NOT_VISIBLE")
+      << "another user's worker does not wait for them";
+  held_.RunAll();
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(ReasonOf(*refused[i].Wait()), "GPU_NOT_VISIBLE");
+  EXPECT_FALSE(refused[2].Wait(std::chrono::milliseconds(0)).has_value()) << "GPU-1 still ends";
+  held_.RunAll();
+  EXPECT_EQ(ReasonOf(*refused[2].Wait()), "GPU_NOT_VISIBLE");
+}
+
+TEST_F(WorkerSupervisorTest, NextWorkerStartsOnceOneHasOpenedItsGpu) {
+  max_starting_ = 4;
+  at_once_ = 1;
+  Begin("");
+  std::vector<Event> ready(4);
+  for (std::size_t i = 0; i < ready.size(); ++i) {
+    supervisor_->Ensure({"a", "GPU-" + std::to_string(i), Tenant(1)},
+                        [&ready, i](const auto& worker) { ready[i].Set(worker.status()); });
+  }
+  for (Event& event : ready) EXPECT_EQ(event.Wait(), absl::OkStatus());
+}
+
+TEST_F(WorkerSupervisorTest, WorkersThatCannotBeStartedInTheirTurnLetTheNextStart) {
+  max_starting_ = 3;
+  at_once_ = 1;
+  reaper_ = &held_;
+  const TemporaryDirectory folder;
+  const std::string program = folder.File("worker");
+  const auto worker = std::filesystem::absolute("tests/worker/scripted_worker");
+  std::filesystem::create_symlink(worker, program);
+  Begin("has no GPU", absl::Seconds(20), "libcuda.so.1", program);
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-0"}).status()), "GPU_NOT_VISIBLE");
+  std::vector<Event> failed(2);
+  for (std::size_t i = 0; i < failed.size(); ++i) {
+    supervisor_->Ensure({"a", "GPU-" + std::to_string(1 + i)},
+                        [&failed, i](const auto& worker) { failed[i].Set(worker.status()); });
+  }
+  std::filesystem::remove(program);
+  held_.RunAll();
+  for (Event& event : failed) {
+    EXPECT_THAT(event.Wait().value_or(absl::OkStatus()).message(), HasSubstr("No such file"));
+  }
+}
+
+TEST_F(WorkerSupervisorTest, ShutdownAnswersThoseThatWaitForTheirTurn) {
+  at_once_ = 1;
+  reaper_ = &held_;
+  Begin("has no GPU");
+  EXPECT_FALSE(Ensure({"a", "GPU-0"}).ok());
+  Event answered;
+  supervisor_->Ensure({"a", "GPU-1"},
+                      [&answered](const auto& worker) { answered.Set(worker.status()); });
+  supervisor_->Shutdown();
+  EXPECT_EQ(answered.Wait().value_or(absl::OkStatus()).code(), absl::StatusCode::kCancelled);
+  held_.RunAll();
 }
 
 TEST_F(WorkerSupervisorTest, RanksOfAJobInSeveralPodsShareAWorker) {
