@@ -1,8 +1,11 @@
 #include "daemon/app/room_options.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/time/time.h"
+#include "daemon/reduce/available_cpus.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -56,6 +59,8 @@ WorkerSupervisorOptions WorkerOptionsOf(const Options& options) {
   workers.nccl_library = options.nccl_library;
   workers.nvml_library = options.nvml_library;
   workers.mps_multiuser = options.mps_multiuser;
+  // To start takes a core for a while.
+  workers.starting_at_once_per_user = static_cast<std::size_t>(std::max(1, AvailableCpus() / 4));
   workers.idle_limit_ns = ToNs(options.worker_idle_limit);
   return workers;
 }

@@ -80,9 +80,9 @@ v1::WorkerStatus WorkerStatusOf(const WorkerStatus& worker) {
   out.set_uid(worker.key.user.uid);
   out.set_gpu(worker.key.device);
   out.set_pid(worker.pid);
-  out.set_state(worker.open       ? v1::WORKER_STATE_RUNNING
-                : worker.pid != 0 ? v1::WORKER_STATE_STARTING
-                                  : v1::WORKER_STATE_FAILED);
+  out.set_state(worker.open                             ? v1::WORKER_STATE_RUNNING
+                : worker.pid != 0 || worker.awaits_turn ? v1::WORKER_STATE_STARTING
+                                                        : v1::WORKER_STATE_FAILED);
   out.set_restarts(worker.restarts);
   out.set_last_failure(worker.last_failure);
   out.set_arena_bytes(worker.memory.arena_bytes());

@@ -5,9 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "daemon/base/mutex.h"
@@ -15,41 +13,23 @@
 
 namespace gradsync::daemon {
 
-// For each user, in each pod, the workers that have opened no GPU, from when they are asked for
-// until their process objects are destroyed. The first `at_once` of them may run. The others wait
-// for their turn, so that a user who starts workers without end does not take the cores of the
-// others.
-//
-// A worker is named by its incarnation; a later one has a higher number. Thread-safe; its lock is a
+// For each user, in each pod, the workers that have opened no GPU, from their start until their
+// process objects are destroyed. A worker is named by its incarnation. Thread-safe; its lock is a
 // leaf. Shared with the deleters of the process objects, which may outlive the supervisor.
 class StartingWorkers {
  public:
-  explicit StartingWorkers(std::size_t at_once) : at_once_(at_once) {}
-
-  // True: the worker may run now. False: Remove will tell when.
-  bool Add(const Tenant& user, std::uint64_t incarnation) {
+  void Add(const Tenant& user, std::uint64_t incarnation) {
     const MutexLock lock(&mutex_);
-    std::set<std::uint64_t>& workers = workers_[user];
-    workers.insert(incarnation);
-    return workers.size() <= at_once_;
+    workers_[user].insert(incarnation);
   }
 
-  // The worker has opened its GPU, or does not run any more. Returns the worker that may run now
-  // instead, if one waits. Idempotent.
-  std::optional<std::uint64_t> Remove(const Tenant& user, std::uint64_t incarnation) {
+  // The worker has opened its GPU, or its process object is destroyed. Idempotent.
+  void Remove(const Tenant& user, std::uint64_t incarnation) {
     const MutexLock lock(&mutex_);
     const auto found = workers_.find(user);
-    if (found == workers_.end()) return std::nullopt;
-    std::set<std::uint64_t>& workers = found->second;
-    std::optional<std::uint64_t> next;
-    if (workers.size() > at_once_) {
-      const auto first_waiting = std::next(workers.begin(), static_cast<std::ptrdiff_t>(at_once_));
-      // Workers run in the order of their numbers: those that run are the lowest.
-      if (workers.count(incarnation) > 0 && incarnation < *first_waiting) next = *first_waiting;
-    }
-    workers.erase(incarnation);
-    if (workers.empty()) workers_.erase(found);
-    return next;
+    if (found == workers_.end()) return;
+    found->second.erase(incarnation);
+    if (found->second.empty()) workers_.erase(found);
   }
 
   std::size_t CountOf(const Tenant& user) const {
@@ -59,7 +39,6 @@ class StartingWorkers {
   }
 
  private:
-  const std::size_t at_once_;
   mutable Mutex mutex_;
   std::map<Tenant, std::set<std::uint64_t>> workers_ ABSL_GUARDED_BY(mutex_);
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -38,7 +39,11 @@ std::shared_ptr<WorkerSupervisor> WorkerSupervisor::Make(WorkerSupervisorOptions
 
 WorkerSupervisor::WorkerSupervisor(WorkerSupervisorOptions options, Lost lost, const Clock* clock,
                                    Executor* executor)
-    : options_(std::move(options)), lost_(std::move(lost)), clock_(clock), executor_(executor) {}
+    : options_(std::move(options)),
+      lost_(std::move(lost)),
+      clock_(clock),
+      executor_(executor),
+      turns_(options_.starting_at_once_per_user) {}
 
 // Stops the workers without the lock: their threads may be about to take it.
 WorkerSupervisor::~WorkerSupervisor() {
@@ -61,7 +66,7 @@ void WorkerSupervisor::Ensure(const WorkerKey& key, const Ready& ready) {
     const auto found = workers_.find(key);
     Worker* worker = found != workers_.end() ? &found->second : nullptr;
     absl::Status status;
-    if (worker == nullptr || (worker->process == nullptr && !worker->awaits_turn)) {
+    if (worker == nullptr || (worker->process == nullptr && !worker->queued.has_value())) {
       status = MayStartLocked(key, worker);
       if (status.ok()) {
         if (worker == nullptr) ForgetEndedLocked(key.user);
@@ -121,50 +126,54 @@ absl::Status WorkerSupervisor::MayStartLocked(const WorkerKey& key, const Worker
   if (starting < options_.max_starting_per_user) return absl::OkStatus();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kWorkersStarting,
                    absl::StrCat(starting, " workers of user ", key.user.Text(),
-                                " are starting or ending on this node, as many as may do so at "
-                                "once: try again in a few seconds, and register layouts only on "
-                                "GPUs that exist (nvidia-smi -L)"));
+                                " are starting, waiting to start or ending on this node, as many "
+                                "as a user may have: try again in a few seconds, and register "
+                                "layouts only on GPUs that exist (nvidia-smi -L)"));
 }
 
 absl::Status WorkerSupervisor::QueueLocked(const WorkerKey& key, Worker* worker) {
   worker->incarnation = ++last_incarnation_;
-  worker->awaits_turn = !starting_->Add(key.user, worker->incarnation);
-  if (worker->awaits_turn) return absl::OkStatus();
+  starting_->Add(key.user, worker->incarnation);
+  if (!turns_.Ask(key.user, worker->incarnation, clock_->NowNs())) {
+    worker->queued = key;
+    return absl::OkStatus();
+  }
   absl::Status status = StartLocked(key, worker);
-  // It had its turn at once, so no other one waits for it.
-  if (!status.ok()) starting_->Remove(key.user, worker->incarnation);
+  // It had its turn at once, so none waits.
+  if (!status.ok()) turns_.End(key.user, worker->incarnation, clock_->NowNs());
   return status;
 }
 
-void WorkerSupervisor::StartNext(const Tenant& user, std::uint64_t incarnation) {
-  for (auto next = starting_->Remove(user, incarnation); next.has_value();
-       next = starting_->Remove(user, *next)) {
+void WorkerSupervisor::StartWaiting(std::uint64_t incarnation) {
+  for (std::optional<std::uint64_t> next = incarnation; next.has_value();) {
     WorkerKey key;
     std::shared_ptr<WorkerProcess> process;
     std::vector<Waiting> waiting;
     absl::Status status;
     {
       const MutexLock lock(&mutex_);
-      const auto found = std::find_if(workers_.begin(), workers_.end(), [&](const auto& one) {
+      const auto found = std::find_if(workers_.begin(), workers_.end(), [&next](const auto& one) {
         return one.second.incarnation == *next;
       });
       if (found == workers_.end()) return;  // after Shutdown
+      incarnation = *next;
+      next = std::nullopt;
       Worker& worker = found->second;
-      key = found->first;
-      worker.awaits_turn = false;
+      key = *std::exchange(worker.queued, std::nullopt);
       status = StartLocked(key, &worker);
       process = worker.process;
       if (!status.ok()) {
+        next = turns_.End(key.user, incarnation, clock_->NowNs());
         waiting.swap(worker.waiting);
         ++callbacks_;  // Shutdown waits for the following callbacks
       }
     }
     if (status.ok()) {
-      SendStart(key, *next, process);
-      return;
+      SendStart(key, incarnation, process);
+    } else {
+      for (const Waiting& caller : waiting) caller.ready(status);
+      EndCallback();
     }
-    for (const Waiting& caller : waiting) caller.ready(status);
-    EndCallback();
   }
 }
 
@@ -180,12 +189,13 @@ absl::Status WorkerSupervisor::StartLocked(const WorkerKey& key, Worker* worker)
         if (const auto self = weak.lock()) self->OnEnded(key, incarnation, why);
       });
   if (!process.ok()) {
+    starting_->Remove(key.user, incarnation);
     worker->policy.Failed(clock_->NowNs(), process.status());
     return process.status();
   }
   worker->process =
-      Share(*std::move(process), [weak = weak_from_this(), user = key.user, incarnation] {
-        if (const auto self = weak.lock()) self->StartNext(user, incarnation);
+      Share(*std::move(process), [starting = starting_, user = key.user, incarnation] {
+        starting->Remove(user, incarnation);
       });
   if (worker->policy.failures() > 0) ++worker->restarts;
   return absl::OkStatus();
@@ -209,33 +219,37 @@ void WorkerSupervisor::OnStarted(const WorkerKey& key, std::uint64_t incarnation
                                  absl::StatusOr<WorkerProcess::Reply> reply) {
   std::vector<Waiting> waiting;
   absl::StatusOr<std::shared_ptr<WorkerProcess>> result = nullptr;
+  std::optional<std::uint64_t> next;
   {
     const MutexLock lock(&mutex_);
-    Worker* const worker = FindLocked(key, incarnation);
-    if (worker == nullptr) return;
-    waiting.swap(worker->waiting);
-    if (reply.ok()) {
-      worker->open = true;
-      worker->started = reply->message.started();
-      worker->checked_ns = clock_->NowNs();
-      worker->policy.Started(worker->checked_ns);
-      result = worker->process;
-    } else {
-      // Keeps no process: at the next try the GPU may exist.
-      if (IsRefusal(reply.status())) {
-        worker->policy.Refused(clock_->NowNs(), reply.status());
+    ++callbacks_;  // Shutdown waits for the following callbacks
+    next = turns_.End(key.user, incarnation, clock_->NowNs());
+    if (Worker* const worker = FindLocked(key, incarnation)) {
+      waiting.swap(worker->waiting);
+      if (reply.ok()) {
+        worker->open = true;
+        starting_->Remove(key.user, incarnation);
+        worker->started = reply->message.started();
+        worker->checked_ns = clock_->NowNs();
+        worker->policy.Started(worker->checked_ns);
+        result = worker->process;
       } else {
-        worker->policy.Failed(clock_->NowNs(), reply.status());
+        // Keeps no process: at the next try the GPU may exist.
+        if (IsRefusal(reply.status())) {
+          worker->policy.Refused(clock_->NowNs(), reply.status());
+        } else {
+          worker->policy.Failed(clock_->NowNs(), reply.status());
+        }
+        worker->process.reset();
+        result = reply.status();
       }
-      worker->process.reset();
-      result = reply.status();
     }
   }
-  // A worker that did not open its GPU still ends: the deleter of its process lets the next start.
-  if (result.ok()) StartNext(key.user, incarnation);
   for (std::size_t i = 0; i + 1 < waiting.size(); ++i) waiting[i].ready(result);
   // The last one gets the only reference, so that the worker is idle as soon as it is dropped.
   if (!waiting.empty()) waiting.back().ready(std::move(result));
+  if (next.has_value()) StartWaiting(*next);
+  EndCallback();
 }
 
 void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
@@ -289,6 +303,12 @@ std::shared_ptr<WorkerProcess> WorkerSupervisor::Share(std::unique_ptr<WorkerPro
 }
 
 bool WorkerSupervisor::Tick() {
+  std::vector<std::uint64_t> next;
+  {
+    const MutexLock lock(&mutex_);
+    next = turns_.EndOverdue(clock_->NowNs(), options_.turn_limit_ns);
+  }
+  for (const std::uint64_t incarnation : next) StartWaiting(incarnation);
   const MutexLock lock(&mutex_);
   const std::uint64_t now_ns = clock_->NowNs();
   for (auto it = workers_.begin(); it != workers_.end();) {
@@ -436,6 +456,7 @@ std::vector<WorkerStatus> WorkerSupervisor::Workers(absl::Duration patience) {
     status.restarts = worker.restarts;
     status.last_failure = std::string(worker.policy.last_failure().message());
     if (worker.process != nullptr) status.pid = worker.process->pid();
+    status.awaits_turn = worker.queued.has_value();
     status.open = worker.open;
     if (worker.open) {
       status.started = worker.started;

@@ -5,14 +5,13 @@
 
 #include <sys/types.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -25,6 +24,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/worker/restart_policy.h"
+#include "daemon/worker/start_turns.h"
 #include "daemon/worker/starting_workers.h"
 #include "daemon/worker/worker.pb.h"
 #include "daemon/worker/worker_process.h"
@@ -51,14 +51,15 @@ struct WorkerSupervisorOptions {
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers of a user, in each pod, may be starting or wait to start. A worker that ends
-  // before it has opened its GPU counts until its process object is destroyed. One job exceeds this
-  // only with requests for GPUs that do not exist: a node has at most 56 MIG instances (7 on each
-  // of 8 GPUs).
+  // How many workers of a user, in each pod, may be starting, waiting to start or ending before
+  // they have opened their GPUs. Such a worker counts until its process object is destroyed. One
+  // job exceeds this only with requests for GPUs that do not exist: a node has at most 56 MIG
+  // instances (7 on each of 8 GPUs).
   std::size_t max_starting_per_user = 64;
-  // How many of these run at a time. To start takes a core for a while, so a user gets a quarter of
-  // the cores for it.
-  std::size_t starting_at_once_per_user = std::max(1u, std::thread::hardware_concurrency() / 4);
+  // How many of these start at a time.
+  std::size_t starting_at_once_per_user = 1;
+  // A worker that has not opened its GPU after this time no longer keeps others from starting.
+  std::uint64_t turn_limit_ns = 5'000'000'000;
   // How many ended workers of a user, in each pod, are remembered when another one starts. A
   // trainer may ask for many GPUs that do not exist.
   std::size_t max_ended_per_user = 64;
@@ -85,10 +86,11 @@ struct WorkerKey {
 // A worker's state, for status.
 struct WorkerStatus {
   WorkerKey key;
-  pid_t pid = 0;            // 0: it is not running
-  bool open = false;        // it has opened its GPU: `started` and `memory` are known
-  worker::Started started;  // its reply to Start
-  worker::Pong memory;      // as reported last
+  pid_t pid = 0;             // 0: it is not running
+  bool awaits_turn = false;  // it will start
+  bool open = false;         // it has opened its GPU: `started` and `memory` are known
+  worker::Started started;   // its reply to Start
+  worker::Pong memory;       // as reported last
   std::uint32_t restarts = 0;
   std::string last_failure;
 };
@@ -99,8 +101,9 @@ struct WorkerStatus {
 // allows. It is remembered for idle_limit_ns, unless max_ended_per_user newer ones of the user have
 // ended.
 //
-// Thread-safe. Callbacks are called on the workers' threads or from within Ensure. The destructor
-// stops every worker, and no callback comes after it.
+// Thread-safe. Callbacks are called on the workers' threads, or from within Ensure or Tick: when
+// one worker has started, the next one may fail to. The destructor stops every worker, and no
+// callback comes after it.
 class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
  public:
   // The receiver may drop its reference to the process on any thread.
@@ -119,11 +122,11 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // Calls `ready` once, with a worker that has opened its GPU, or with an error: those of
   // FindCudaDevice, CheckCudaDeviceUsable, CheckMpsUsers, CudaDriver::Open and StatusOfInit;
   // WORKER_LOST; WORKER_RESTARTING; RESOURCE_EXHAUSTED WORKERS_STARTING for
-  // max_starting_per_user.
+  // max_starting_per_user. The worker may have to wait for others of the user to start.
   void Ensure(const WorkerKey& key, const Ready& ready);
 
-  // Stops workers that have been idle for too long, and makes the others check their GPUs. True if
-  // any worker is left.
+  // Stops workers that have been idle for too long, makes the others check their GPUs, and starts
+  // those that have waited for one that hangs. True if any worker is left.
   bool Tick();
 
   // Ends every process. When this returns, all calls have been answered, and no callback runs or
@@ -151,7 +154,9 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     // Of the process, even of one that waits for its turn or could not be started. A late callback
     // has an older one.
     std::uint64_t incarnation = 0;
-    bool awaits_turn = false;  // StartNext will start it
+    // Set while it waits for its turn to start: the key of the call of Ensure that wants it. The
+    // table's key may name another pod.
+    std::optional<WorkerKey> queued;
     bool open = false;         // Start has been replied to
     worker::Started started;
     // Callers that wait for the reply to Start. If a process is ending, they wait for its end and
@@ -177,10 +182,10 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   // The caller then sends Start, without the lock.
   absl::Status StartLocked(const WorkerKey& key, Worker* worker)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The worker counts no longer as starting: another one of the user may take its turn.
-  void StartNext(const Tenant& user, std::uint64_t incarnation);
   void SendStart(const WorkerKey& key, std::uint64_t incarnation,
                  const std::shared_ptr<WorkerProcess>& process);
+  // Starts a worker whose turn has come; if it cannot start, the next one.
+  void StartWaiting(std::uint64_t incarnation);
   worker::Call StartCall(const WorkerKey& key) const;
   void OnStarted(const WorkerKey& key, std::uint64_t incarnation,
                  absl::StatusOr<WorkerProcess::Reply> reply);
@@ -210,11 +215,11 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   const Lost lost_;
   const Clock* const clock_;
   Executor* const executor_;
-  const std::shared_ptr<StartingWorkers> starting_ =
-      std::make_shared<StartingWorkers>(options_.starting_at_once_per_user);
+  const std::shared_ptr<StartingWorkers> starting_ = std::make_shared<StartingWorkers>();
 
   mutable Mutex mutex_;
   std::map<WorkerKey, Worker> workers_ ABSL_GUARDED_BY(mutex_);
+  StartTurns turns_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t last_incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<WorkerProcess> probe_ ABSL_GUARDED_BY(mutex_);  // until it has replied
   int callbacks_ ABSL_GUARDED_BY(mutex_) = 0;                     // running now

@@ -40,6 +40,7 @@ const Tenant kInPodB(1, *PodId::Parse("0a4d5e7c111142229333abcdefabcdef"));
 
 constexpr std::size_t kMaxStarting = 2;
 constexpr std::size_t kMaxEnded = 3;
+constexpr std::uint64_t kTurnLimitNs = 3 * kSecondNs;
 constexpr std::uint64_t kCheckIntervalNs = 5 * kSecondNs;
 
 // Keeps work until a test runs it. Thread-safe. The destructor runs everything that is left.
@@ -100,6 +101,7 @@ class WorkerSupervisorTest : public ::testing::Test {
     options.check_interval_ns = kCheckIntervalNs;
     options.max_starting_per_user = max_starting_;
     options.starting_at_once_per_user = at_once_;
+    options.turn_limit_ns = kTurnLimitNs;
     options.max_ended_per_user = kMaxEnded;
     supervisor_ = WorkerSupervisor::Make(
         options,
@@ -120,6 +122,25 @@ class WorkerSupervisorTest : public ::testing::Test {
     return result;
   }
 
+  // Asks for all of them. Their answers come to answers_.
+  void EnsureAll(const std::vector<WorkerKey>& keys) {
+    answers_ = std::vector<Event>(keys.size());
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      supervisor_->Ensure(keys[i],
+                          [this, i](const auto& worker) { answers_[i].Set(worker.status()); });
+    }
+  }
+
+  // Jobs and GPUs of the workers whose processes run. The others wait for their turn.
+  std::vector<std::string> Running() {
+    std::vector<std::string> running;
+    for (const WorkerStatus& worker : supervisor_->Workers()) {
+      EXPECT_EQ(worker.awaits_turn, worker.pid == 0) << worker.key.device;
+      if (worker.pid != 0) running.push_back(worker.key.job + " " + worker.key.device);
+    }
+    return running;
+  }
+
   // Waits until the process objects of all workers that have ended are destroyed.
   void AwaitReaper() {
     Event done;
@@ -130,6 +151,7 @@ class WorkerSupervisorTest : public ::testing::Test {
   // Limits for each user. Set them before Begin.
   std::size_t max_starting_ = kMaxStarting;
   std::size_t at_once_ = kMaxStarting;
+  std::vector<Event> answers_;
   Event lost_;        // a worker of job "a" is lost
   Event other_lost_;  // another worker is lost
   ManualClock clock_;
@@ -303,8 +325,9 @@ TEST_F(WorkerSupervisorTest, RefusedWorkersCountUntilTheyAreDestroyed) {
   }
   const absl::Status refused = Ensure({"a", "GPU-new", Tenant(1)}).status();
   EXPECT_EQ(ReasonOf(refused), "WORKERS_STARTING");
-  EXPECT_THAT(refused.message(),
-              HasSubstr("2 workers of user 1 are starting or ending on this node"));
+  EXPECT_THAT(
+      refused.message(),
+      HasSubstr("2 workers of user 1 are starting, waiting to start or ending on this node"));
   EXPECT_EQ(ReasonOf(Ensure({"b", "GPU-new", Tenant(2)}).status()), "GPU_NOT_VISIBLE")
       << "another user's workers do not count";
   held_.RunAll();
@@ -330,80 +353,88 @@ TEST_F(WorkerSupervisorTest, LimitsStartingWorkersOfAUserInEachPod) {
   EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-new", kInPodA}).status()), "GPU_NOT_VISIBLE");
 }
 
-// A user who starts workers without end must not take all cores.
+// ---- Turns. GPU-1 starts. The others answer nothing, so they keep their turns.
+
 TEST_F(WorkerSupervisorTest, WorkersOfAUserWaitForTheirTurnToStart) {
-  max_starting_ = 3;
-  at_once_ = 1;
-  reaper_ = &held_;
-  Begin("has no GPU");
-  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-0", Tenant(1)}).status()), "GPU_NOT_VISIBLE");
-  std::vector<Event> refused(3);
-  for (std::size_t i = 0; i < refused.size(); ++i) {
-    // Two callers wait for the same worker.
-    const WorkerKey key = {"a", i < 2 ? "GPU-1" : "GPU-2", Tenant(1)};
-    supervisor_->Ensure(key,
-                        [&refused, i](const auto& worker) { refused[i].Set(worker.status()); });
-  }
-  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-3", Tenant(1)}).status()), "WORKERS_STARTING")
-      << "those that wait count";
-  for (const WorkerStatus& worker : supervisor_->Workers()) {
-    EXPECT_EQ(worker.pid, 0) << worker.key.device << ": GPU-0 has ended, the others wait";
-  }
-  EXPECT_EQ(ReasonOf(Ensure({"b", "GPU-1", Tenant(2)}).status()), "GPU_NOT_VISIBLE")
-      << "another user's worker does not wait for them";
-  held_.RunAll();
-  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(ReasonOf(*refused[i].Wait()), "GPU_NOT_VISIBLE");
-  EXPECT_FALSE(refused[2].Wait(std::chrono::milliseconds(0)).has_value()) << "GPU-1 still ends";
-  held_.RunAll();
-  EXPECT_EQ(ReasonOf(*refused[2].Wait()), "GPU_NOT_VISIBLE");
+  max_starting_ = 4;
+  at_once_ = 2;
+  Begin("starts GPU-1 alone");
+  EnsureAll({{"a", "GPU-2"}, {"a", "GPU-3"}, {"a", "GPU-1"}, {"a", "GPU-1"}, {"b", "GPU-1"}});
+  EXPECT_EQ(Running(), (std::vector<std::string>{"a GPU-2", "a GPU-3"}));
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-4"}).status()), "WORKERS_STARTING") << "four wait or start";
+  EXPECT_TRUE(Ensure({"d", "GPU-1", Tenant(2)}).ok()) << "of another user";
+  EXPECT_TRUE(Ensure({"c", "GPU-1", kInPodB}).ok()) << "of another user's pod";
 }
 
-TEST_F(WorkerSupervisorTest, NextWorkerStartsOnceOneHasOpenedItsGpu) {
+TEST_F(WorkerSupervisorTest, WorkerThatHangsKeepsItsTurnForAWhile) {
   max_starting_ = 4;
   at_once_ = 1;
-  Begin("");
-  std::vector<Event> ready(4);
-  for (std::size_t i = 0; i < ready.size(); ++i) {
-    supervisor_->Ensure({"a", "GPU-" + std::to_string(i), Tenant(1)},
-                        [&ready, i](const auto& worker) { ready[i].Set(worker.status()); });
+  Begin("starts GPU-1 alone");
+  EnsureAll({{"a", "GPU-2"}, {"a", "GPU-1"}, {"a", "GPU-1"}, {"b", "GPU-1"}});
+  clock_.Advance(kTurnLimitNs);
+  EXPECT_TRUE(supervisor_->Tick());
+  EXPECT_EQ(Running(), std::vector<std::string>{"a GPU-2"});
+  clock_.Advance(1);
+  EXPECT_TRUE(supervisor_->Tick());
+  for (std::size_t i = 1; i < 4; ++i) EXPECT_EQ(answers_[i].Wait(), absl::OkStatus()) << i;
+}
+
+TEST_F(WorkerSupervisorTest, NextWorkerStartsOnceOneHasOpenedItsGpuOrRefusedIt) {
+  for (const std::string script : {"", "has no GPU", "dies at start"}) {
+    max_starting_ = 4;
+    at_once_ = 1;
+    reaper_ = &held_;  // the turn does not last until the process object is destroyed
+    Begin(script);
+    EnsureAll({{"a", "GPU-1"}, {"a", "GPU-2"}, {"a", "GPU-3"}, {"a", "GPU-4"}});
+    for (Event& answer : answers_) {
+      EXPECT_EQ(ReasonOf(*answer.Wait()), script == ""             ? ""
+                                          : script == "has no GPU" ? "GPU_NOT_VISIBLE"
+                                                                   : "WORKER_LOST");
+    }
+    supervisor_->Shutdown();
+    held_.RunAll();
   }
-  for (Event& event : ready) EXPECT_EQ(event.Wait(), absl::OkStatus());
+}
+
+// The table keeps the key of the pod that asked first.
+TEST_F(WorkerSupervisorTest, TurnIsOfThePodThatHasTheWorkerStarted) {
+  max_starting_ = 4;
+  at_once_ = 1;
+  Begin("has no GPU");
+  EXPECT_FALSE(Ensure({"a", "GPU-1", kInPodA}).ok());
+  clock_.Advance(kSecondNs);  // else it is refused at once
+  EnsureAll({{"a", "GPU-0", kInPodB}, {"a", "GPU-1", kInPodB}, {"a", "GPU-2", kInPodB}});
+  for (Event& answer : answers_) EXPECT_EQ(ReasonOf(*answer.Wait()), "GPU_NOT_VISIBLE");
+  AwaitReaper();
+  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-3", kInPodB}).status()), "GPU_NOT_VISIBLE");
 }
 
 TEST_F(WorkerSupervisorTest, WorkersThatCannotBeStartedInTheirTurnLetTheNextStart) {
-  max_starting_ = 3;
+  max_starting_ = 4;
   at_once_ = 1;
-  reaper_ = &held_;
   const TemporaryDirectory folder;
   const std::string program = folder.File("worker");
-  const auto worker = std::filesystem::absolute("tests/worker/scripted_worker");
-  std::filesystem::create_symlink(worker, program);
-  Begin("has no GPU", absl::Seconds(20), "libcuda.so.1", program);
-  EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-0"}).status()), "GPU_NOT_VISIBLE");
-  std::vector<Event> failed(2);
-  for (std::size_t i = 0; i < failed.size(); ++i) {
-    supervisor_->Ensure({"a", "GPU-" + std::to_string(1 + i)},
-                        [&failed, i](const auto& worker) { failed[i].Set(worker.status()); });
-  }
+  std::filesystem::create_symlink(std::filesystem::absolute("tests/worker/scripted_worker"),
+                                  program);
+  Begin("starts GPU-1 alone", absl::Seconds(20), "libcuda.so.1", program);
+  EnsureAll({{"a", "GPU-2"}, {"a", "GPU-3"}, {"a", "GPU-1"}});
   std::filesystem::remove(program);
-  held_.RunAll();
-  for (Event& event : failed) {
-    EXPECT_THAT(event.Wait().value_or(absl::OkStatus()).message(), HasSubstr("No such file"));
+  clock_.Advance(kTurnLimitNs + 1);
+  EXPECT_TRUE(supervisor_->Tick());
+  for (std::size_t i = 1; i < 3; ++i) {
+    EXPECT_THAT(answers_[i].Wait().value_or(absl::OkStatus()).message(), HasSubstr("No such file"));
   }
 }
 
 TEST_F(WorkerSupervisorTest, ShutdownAnswersThoseThatWaitForTheirTurn) {
   at_once_ = 1;
-  reaper_ = &held_;
-  Begin("has no GPU");
-  EXPECT_FALSE(Ensure({"a", "GPU-0"}).ok());
-  Event answered;
-  supervisor_->Ensure({"a", "GPU-1"},
-                      [&answered](const auto& worker) { answered.Set(worker.status()); });
+  Begin("never starts");
+  EnsureAll({{"a", "GPU-0"}, {"a", "GPU-1"}});
   supervisor_->Shutdown();
-  EXPECT_EQ(answered.Wait().value_or(absl::OkStatus()).code(), absl::StatusCode::kCancelled);
-  held_.RunAll();
+  EXPECT_EQ(answers_[1].Wait().value_or(absl::OkStatus()).code(), absl::StatusCode::kCancelled);
 }
+
+// ---- Pods
 
 TEST_F(WorkerSupervisorTest, RanksOfAJobInSeveralPodsShareAWorker) {
   Begin("");
