@@ -59,14 +59,32 @@ def test_what_was_wrong_with_the_attacker_is_a_fault():
     assert faults_of(one) == ["attack flood: why"]
 
 
-def test_growth_of_each_node_is_known_when_attacks_have_run_twice():
+def test_growth_of_each_node_is_known_when_attacks_have_run_three_times():
     larger = dataclasses.replace(FOOTPRINT, files=10**6)
     for name in FOOTPRINTS:
-        rounds = [Round(attack, {}, {}, FOOTPRINTS) for attack in "ab"]
-        assert growth_of(rounds, 2) == []
-        rounds.append(Round("a", {}, {}, {**FOOTPRINTS, name: larger}))
+        rounds = [Round("a", {}, {}, FOOTPRINTS) for _ in range(23)]
+        assert growth_of(rounds, 2) is None
+        rounds.append(Round("b", {}, {}, {**FOOTPRINTS, name: larger}))
         (fault,) = growth_of(rounds, 2)
         assert fault.startswith(f"node {name}: files has grown from 30 to")
+        assert growth_of(rounds, 20) is None
+
+
+def test_engines_that_single_rounds_leave_behind_are_no_growth():
+    engine = dataclasses.replace(FOOTPRINT, processes=9, files=900, threads=90, mappings=9000)
+    cycle = [Round("a", {}, {}, {"node": one}) for one in [FOOTPRINT] * 7 + [engine]]
+    assert growth_of([*cycle, *cycle, *reversed(cycle)], 8) == []
+
+
+def test_memory_grows_if_most_rounds_have_more():
+    def cycle(*each):
+        footprints = [dataclasses.replace(FOOTPRINT, memory_kib=kib) for kib in each]
+        return [Round("a", {}, {}, {"node": one}) for one in footprints]
+
+    first = cycle(*[1 << 20] * 7, 1 << 22)
+    assert growth_of([*first, *first, *cycle(*[1 << 20] * 6, *[1 << 22] * 2)], 8) == []
+    (fault,) = growth_of([*first, *first, *cycle(*[1 << 21] * 8)], 8)
+    assert fault.startswith("node node: memory_kib has grown from 1048576 to 2097152")
 
 
 def test_a_line_has_each_jobs_steps_and_the_footprints():

@@ -6,6 +6,8 @@ import dataclasses
 import os
 import pathlib
 import re
+import statistics
+from collections.abc import Sequence
 
 # Between two counts: gRPC's pools and malloc's arenas are not the same each time.
 _MEMORY_SHARE = 0.10
@@ -86,6 +88,16 @@ def _children(pid: int) -> list[int]:
         except OSError:
             pass  # the thread has ended meanwhile
     return found
+
+
+def typical(footprints: Sequence[Footprint]) -> Footprint:
+    """What several moments have in common: the median of the memory, the most of all else."""
+    most = {
+        field.name: max(getattr(one, field.name) for one in footprints)
+        for field in dataclasses.fields(Footprint)
+    }
+    most["memory_kib"] = statistics.median_low(one.memory_kib for one in footprints)
+    return Footprint(**most)
 
 
 def grown(first: Footprint, last: Footprint) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 import random
@@ -20,7 +21,7 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "bench"))
 from command_line import count, output_file, write_json
 from mortal_job import MortalJob
 from neighbours import Attacker, InnocentJob, JobEnded, Steps, attacks_of
-from process_footprint import Footprint, grown
+from process_footprint import Footprint, grown, typical
 from progress_line import ProgressLine
 from source_tree import NotBuilt, find_daemon, find_program
 from stranger_daemon import StrangerDaemon
@@ -33,6 +34,8 @@ _MORE_US = 1000
 # No step may take longer, as in tests/attack/harmful_connections_test.cc. It is many turns of the
 # threads of all these programs on two cores.
 _LONGEST_US = 1_000_000
+# Of so many rounds, some have every engine that a round leaves behind.
+_LEAST_ROUNDS = 8
 
 _DESCRIPTION = """\
 Runs a gradsyncd for N minutes under every attack of tests/attack and of
@@ -60,8 +63,9 @@ is at its full strength:
   attacker  goes on until it is told to end, and exits with 0
 
 After each round, and once everything that the attacker made has ended, the processes, open files,
-threads, mappings and memory of each daemon and its engines are counted. Once every attack has run,
-none of these may grow until the end, beyond what gRPC's pools and malloc vary by.
+threads, mappings and memory of each daemon and its engines are counted. From the second time of all
+attacks to the last, none of these may grow, beyond what gRPC's pools and malloc vary by. This is
+known if every attack has run three times, in at least 24 rounds.
 
 Run it as root: attackers and jobs have users of their own. Exit status: 0 all held; 1 something
 did not, or a job failed; 2 wrong usage, or gradsync is not built; 130 interrupted.
@@ -309,11 +313,12 @@ def run(options: argparse.Namespace) -> int:
         except (JobEnded, OSError) as ended:  # OSError: there is no daemon to count
             faults.append(str(ended))
         faults += filter(None, (daemon.end() for daemon in nodes.values()))
-    faults += growth_of(rounds, len(attacks))
+    growth = growth_of(rounds, len(attacks))
+    faults += growth or []
     for fault in faults:
         print(f"DID NOT HOLD: {fault}")
-    if len(rounds) <= len(attacks):
-        print("No attack has run twice: nothing is known about growth. Give it more --minutes.")
+    if growth is None:
+        print("Too few rounds: nothing is known about growth. Give it more --minutes.")
     print(
         f"{len(rounds)} rounds of {len(attacks)} attacks, {soak.deaths} deaths, "
         f"{len(faults)} faults in {(time.monotonic() - began) / 60:.0f} min"
@@ -322,12 +327,27 @@ def run(options: argparse.Namespace) -> int:
     return 1 if faults else 0
 
 
-def growth_of(rounds: Sequence[Round], attacks: int) -> list[str]:
-    """What has grown since each attack has run once, as sentences."""
-    if len(rounds) <= attacks:
-        return []
-    first, last = rounds[attacks - 1].footprints, rounds[-1].footprints
-    return [f"node {name}: {fault}" for name in first for fault in grown(first[name], last[name])]
+def growth_of(rounds: Sequence[Round], attacks: int) -> Optional[list[str]]:
+    """What has grown between the second time of all attacks and the last, as sentences.
+
+    Before, pools fill up. Single rounds differ: engines of jobs that have ended stay for up to ten
+    minutes.
+
+    Returns:
+      None if there are too few rounds to know.
+    """
+    span = attacks * math.ceil(_LEAST_ROUNDS / attacks)
+    if len(rounds) < 3 * span:
+        return None
+    second, last = rounds[span : 2 * span], rounds[-span:]
+    return [
+        f"node {name}: {fault}"
+        for name in rounds[0].footprints
+        for fault in grown(
+            typical([one.footprints[name] for one in second]),
+            typical([one.footprints[name] for one in last]),
+        )
+    ]
 
 
 def content_of(rounds: Sequence[Round], faults: Sequence[str]) -> Any:
