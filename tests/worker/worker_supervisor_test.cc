@@ -380,17 +380,15 @@ TEST_F(WorkerSupervisorTest, WorkerThatHangsKeepsItsTurnForAWhile) {
 }
 
 TEST_F(WorkerSupervisorTest, NextWorkerStartsOnceOneHasOpenedItsGpuOrRefusedIt) {
-  for (const std::string script : {"", "has no GPU", "dies at start"}) {
+  const std::vector<std::pair<std::string, std::string>> reasons = {
+      {"", ""}, {"has no GPU", "GPU_NOT_VISIBLE"}, {"dies at start", "WORKER_LOST"}};
+  for (const auto& [script, reason] : reasons) {
     max_starting_ = 4;
     at_once_ = 1;
     reaper_ = &held_;  // the turn does not last until the process object is destroyed
     Begin(script);
     EnsureAll({{"a", "GPU-1"}, {"a", "GPU-2"}, {"a", "GPU-3"}, {"a", "GPU-4"}});
-    for (Event& answer : answers_) {
-      EXPECT_EQ(ReasonOf(*answer.Wait()), script == ""             ? ""
-                                          : script == "has no GPU" ? "GPU_NOT_VISIBLE"
-                                                                   : "WORKER_LOST");
-    }
+    for (Event& answer : answers_) EXPECT_EQ(ReasonOf(*answer.Wait()), reason);
     supervisor_->Shutdown();
     held_.RunAll();
   }
