@@ -13,9 +13,10 @@
 
 namespace gradsync::daemon {
 
-// For each user, in each pod, the workers that have opened no GPU, from their start until their
-// process objects are destroyed. A worker is named by its incarnation. Thread-safe; its lock is a
-// leaf. Shared with the deleters of the process objects, which may outlive the supervisor.
+// For each user, in each pod, the workers that have opened no GPU, from when they are asked for
+// until their process objects are destroyed. A worker is named by its incarnation. Thread-safe; its
+// lock is a leaf. Shared with the deleters of the process objects, which may outlive the
+// supervisor.
 class StartingWorkers {
  public:
   void Add(const Tenant& user, std::uint64_t incarnation) {

@@ -258,11 +258,11 @@ void WorkerSupervisor::OnEnded(const WorkerKey& key, std::uint64_t incarnation,
   {
     const MutexLock lock(&mutex_);
     Worker* const worker = FindLocked(key, incarnation);
-    if (worker == nullptr || worker->process == nullptr) return;
+    // One that has not opened its GPU: OnStarted comes, and answers those that wait.
+    if (worker == nullptr || !worker->open) return;
     worker->policy.Failed(clock_->NowNs(), why);
-    const bool was_open = std::exchange(worker->open, false);
+    worker->open = false;
     worker->process.reset();
-    if (!was_open) return;  // the reply to Start answers those that wait
     waiting.swap(worker->waiting);
     ++callbacks_;  // Shutdown waits for the following callbacks
   }

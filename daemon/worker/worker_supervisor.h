@@ -56,7 +56,7 @@ struct WorkerSupervisorOptions {
   // job exceeds this only with requests for GPUs that do not exist: a node has at most 56 MIG
   // instances (7 on each of 8 GPUs).
   std::size_t max_starting_per_user = 64;
-  // How many of these start at a time.
+  // How many workers of a user, in each pod, start at a time; at least 1.
   std::size_t starting_at_once_per_user = 1;
   // A worker that has not opened its GPU after this time no longer keeps others from starting.
   std::uint64_t turn_limit_ns = 5'000'000'000;
@@ -69,8 +69,8 @@ struct WorkerKey {
   std::string job;     // JobKey::Text()
   std::string device;  // UUID
   // The job's user, and the pod of the rank that asks. Ranks of one job in several pods share a
-  // worker. While it starts, it counts for the pod that had it started. Once it has ended, it is
-  // remembered for the pod that asked first.
+  // worker. While it waits or starts, it counts for the pod that had it started. Once it has ended,
+  // it is remembered for the pod that asked first.
   Tenant user = {};
   std::string job_id = {};  // for status
   // The address of the job's coordinator, as this daemon reaches it; empty: this daemon. Jobs of
@@ -101,9 +101,9 @@ struct WorkerStatus {
 // allows. It is remembered for idle_limit_ns, unless max_ended_per_user newer ones of the user have
 // ended.
 //
-// Thread-safe. Callbacks are called on the workers' threads, or from within Ensure or Tick: when
-// one worker has started, the next one may fail to. The destructor stops every worker, and no
-// callback comes after it.
+// Thread-safe. Callbacks are called on the workers' threads, or from within Ensure, Tick, Shutdown
+// or the destructor. A call about one worker may answer callers that wait for another: a start that
+// fails passes its turn on. The destructor stops every worker, and no callback comes after it.
 class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
  public:
   // The receiver may drop its reference to the process on any thread.
@@ -157,7 +157,7 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
     // Set while it waits for its turn to start: the key of the call of Ensure that wants it. The
     // table's key may name another pod.
     std::optional<WorkerKey> queued;
-    bool open = false;         // Start has been replied to
+    bool open = false;  // Start has been replied to
     worker::Started started;
     // Callers that wait for the reply to Start. If a process is ending, they wait for its end and
     // for the next process.

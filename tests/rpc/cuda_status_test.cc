@@ -86,6 +86,8 @@ TEST(CudaStatus, ReportsTheWorkersState) {
   EXPECT_EQ(WorkerStatusOf(worker).state(), v1::WORKER_STATE_STARTING);
   worker.pid = 0;
   EXPECT_EQ(WorkerStatusOf(worker).state(), v1::WORKER_STATE_FAILED);
+  worker.awaits_turn = true;
+  EXPECT_EQ(WorkerStatusOf(worker).state(), v1::WORKER_STATE_STARTING);
 }
 
 TEST(CudaStatus, WarnsIfOnlyOneSideUsesMps) {

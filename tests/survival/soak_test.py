@@ -59,7 +59,7 @@ def test_what_was_wrong_with_the_attacker_is_a_fault():
     assert faults_of(one) == ["attack flood: why"]
 
 
-def test_growth_of_each_node_is_known_when_attacks_have_run_three_times():
+def test_growth_of_each_node_is_known_after_three_cycles_of_at_least_eight_rounds():
     larger = dataclasses.replace(FOOTPRINT, files=10**6)
     for name in FOOTPRINTS:
         rounds = [Round("a", {}, {}, FOOTPRINTS) for _ in range(23)]

@@ -90,8 +90,13 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def least_of(one: Footprint, other: Footprint) -> Footprint:
+    """The less of each number."""
+    return Footprint(*map(min, dataclasses.astuple(one), dataclasses.astuple(other)))
+
+
 def typical(footprints: Sequence[Footprint]) -> Footprint:
-    """What several moments have in common: the median of the memory, the most of all else."""
+    """What stands for several moments: the median of the memory, the most of all else."""
     most = {
         field.name: max(getattr(one, field.name) for one in footprints)
         for field in dataclasses.fields(Footprint)

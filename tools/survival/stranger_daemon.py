@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Optional
 
 from launcher import end_with_parent
-from process_footprint import Footprint, footprint_of
+from process_footprint import Footprint, footprint_of, least_of
 
 _START_S = 30.0
 # How long the daemon may need until everything of an attacker has ended.
@@ -73,18 +73,13 @@ class StrangerDaemon:
         return None if code is None else f"gradsyncd has ended with {code}"
 
     def settled(self) -> Footprint:
-        """The footprint once it has not shrunk for a second, at the latest after 20 s."""
+        """The footprint once nothing of it has shrunk for a second, at the latest after 20 s."""
         end = time.monotonic() + _SETTLE_S
         least, since = footprint_of(self._process.pid), time.monotonic()
         while time.monotonic() < end and time.monotonic() - since < 1:
             time.sleep(_LOOK_S)
-            now = footprint_of(self._process.pid)
-            if (now.processes, now.files, now.threads, now.memory_kib) < (
-                least.processes,
-                least.files,
-                least.threads,
-                least.memory_kib,
-            ):
+            now = least_of(least, footprint_of(self._process.pid))
+            if now != least:
                 least, since = now, time.monotonic()
         return least
 
