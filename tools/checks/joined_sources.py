@@ -1,8 +1,8 @@
 """Several C++ files as one compilation, so that a check reads the headers they share only once.
 
-Most of a check's time goes into headers: sixteen files of a folder take twice as long as one. The
-unnamed namespace of each file and its main() get names, so that two files may have helpers of the
-same name. A `using` that only another file of the group needs is not found.
+Most of a check's time goes into headers. The unnamed namespace of each file and its main() get
+names, so that two files may have helpers of the same name. A `using` that only another file of the
+group needs is not found.
 """
 
 import json
