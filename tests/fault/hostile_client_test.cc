@@ -178,7 +178,9 @@ TEST(SilentReader, IsDisconnectedForUnreadBytesByName) {
   }
   EXPECT_TRUE(daemon.AwaitStatus(NothingHeld))
       << "the session ends although the client reads nothing";
-  EXPECT_LT(MemoryBytes(daemon.pid(), "VmHWM") - before, 300u << 20);
+  // AddressSanitizer keeps up to 256 MiB of freed memory.
+  constexpr unsigned kKeptMib = kScale == 1 ? 0 : 256;
+  EXPECT_LT(MemoryBytes(daemon.pid(), "VmHWM") - before, (160u + kKeptMib) << 20);
   EXPECT_NE(rank.End().code, 0);
   EXPECT_THAT(daemon.Log(), testing::HasSubstr("67108864 bytes are allowed"));
   ExpectServesOn(daemon);
