@@ -21,7 +21,7 @@ class HeaderFrames {
   // An honest call has a few hundred bytes.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
   // The most calls that a client may reset between two calls of ForgetResets().
-  static constexpr std::uint32_t kMostResets = 128;
+  static constexpr std::uint32_t kMostResets = 32;
 
   // Any number of calls.
   HeaderFrames() = default;
