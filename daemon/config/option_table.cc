@@ -288,8 +288,7 @@ std::vector<OptionEntry> MakeTable() {
            {"drain_timeout", kTime,
             "How long running steps may take to finish after SIGTERM. A step that takes longer is "
             "void. Then the daemon stops. If its stop hangs, it logs where, and exits after 15 s. "
-            "So "
-            "keep drain_timeout 20 s below the time that the service manager waits "
+            "So keep drain_timeout at least 20 s below the time that the service manager waits "
             "before SIGKILL.",
             "10s"}),
 
@@ -305,7 +304,7 @@ std::vector<OptionEntry> MakeTable() {
              "Memory of all arenas and staging memory of one user. A rank's arena is as large as "
              "its gradients.",
              "256GiB"}),
-      Count(&Options::quota_layouts_per_session, 1, 4096,
+      Count(&Options::quota_layouts_per_session, 1, 256,
             {"quota_layouts_per_session", kQuotas,
              "Layouts (wrapped modules) that one trainer may register.", "8"}),
       Count(&Options::quota_buckets_per_layout, 1, 65536,

@@ -452,6 +452,13 @@ class AdmissionTest(unittest.TestCase):
         namespace = {"metadata": {"labels": {"gradsync/user": "10002"}}}
         self.assertIn("runAsUser", " ".join(self.refusals(self.trainers[0], namespace)))
 
+    def test_a_tenant_is_neither_root_nor_the_daemon_nor_nobody(self):
+        for user in [0, 7417, 65534]:
+            namespace = {"metadata": {"labels": {"gradsync/user": str(user)}}}
+            pod = change(self.trainers[0], "spec/securityContext/runAsUser", user)
+            (message,) = self.refusals(pod, namespace)
+            self.assertIn("must not be 0, 7417 or 65534", message)
+
     def test_it_refuses_everything_else_of_the_node(self):
         container = "spec/containers/0/"
         context = container + "securityContext/"
@@ -506,8 +513,9 @@ class AdmissionTest(unittest.TestCase):
                     (message,) = self.refusals(change(trainer, path, value))
                     self.assertIn(reason, message)
         # Each rule has a case, so no misspelled field goes unnoticed.
+        reasons = [reason for reason, _, _ in cases] + ["must not be 0, 7417 or 65534"]
         for validation in self.policy["validations"]:
-            self.assertTrue(any(reason in validation["message"] for reason, _, _ in cases))
+            self.assertTrue(any(reason in validation["message"] for reason in reasons))
 
     def test_evaluation_finds_faults(self):
         values = {"object": {"spec": {}}, "namespaceObject": {}, "variables": {}}
