@@ -20,8 +20,9 @@ class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
-  // The most calls that a client may reset between two calls of ForgetResets().
-  static constexpr std::uint32_t kMostResets = 32;
+  // The most calls that a client may reset between two calls of ForgetResets(). It is more than
+  // the 32 that a trainer's connection may have open: a client may reset all of them at once.
+  static constexpr std::uint32_t kMostResets = 48;
 
   // Any number of calls.
   HeaderFrames() = default;

@@ -25,13 +25,13 @@ struct Reads {
   std::atomic<ino_t> socket{0};      // that LimitHeaders() got last; 0: none
   std::atomic<bool> limited{false};  // it is to be followed
   std::atomic<std::uint32_t> unfinished{0};
-  std::atomic<bool> refused{false};
+  std::atomic<ino_t> refused{0};  // the last socket that was refused; 0: none
   // These two belong to LimitHeaders(), then to the thread that reads the connection.
-  std::uint64_t forgot_ns = 0;  // when resets were forgotten
+  std::uint64_t counted_ns = 0;  // since when resets are counted
   HeaderFrames frames;
 };
 
-constexpr std::uint64_t kForgetNs = 1'000'000'000;
+constexpr std::uint64_t kCountNs = 1'000'000'000;
 
 // Linux gives no process larger numbers, unless its administrator says so (fs.nr_open). Only the
 // pages of numbers in use take memory.
@@ -54,8 +54,8 @@ bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
   // Few reads ask for the time: most connections reset few calls.
   if (reads->frames.resets() > 0) {
     const std::uint64_t now_ns = MonotonicNowNs();
-    if (now_ns >= reads->forgot_ns + kForgetNs) {
-      reads->forgot_ns = now_ns;
+    if (now_ns >= reads->counted_ns + kCountNs) {
+      reads->counted_ns = now_ns;
       reads->frames.ForgetResets();
     }
   }
@@ -84,8 +84,9 @@ extern "C" ssize_t ReadMessage(int descriptor, msghdr* message, int flags) {
   if (!reads->limited.load(std::memory_order_acquire)) return bytes;
   if (TakeFrames(reads, *message, static_cast<std::size_t>(bytes))) return bytes;
   reads->limited.store(false);
-  if (!Names(descriptor, reads->socket.load())) return bytes;  // a later socket
-  reads->refused.store(true);
+  const ino_t socket = reads->socket.load();
+  if (!Names(descriptor, socket)) return bytes;  // a later socket
+  reads->refused.store(socket);
   shutdown(descriptor, SHUT_RDWR);
   return 0;
 }
@@ -101,17 +102,18 @@ void LimitHeaders(int descriptor, ino_t socket, std::uint32_t most_calls) {
   Reads* const reads = ReadsOf(descriptor);
   if (reads == nullptr) return;
   reads->frames = HeaderFrames(most_calls);
-  reads->forgot_ns = 0;
+  reads->counted_ns = MonotonicNowNs();
   reads->unfinished.store(0);
-  reads->refused.store(false);
   reads->socket.store(socket);
   reads->limited.store(true, std::memory_order_release);
 }
 
 HeaderState HeadersOf(int descriptor, ino_t socket) {
   const Reads* const reads = ReadsOf(descriptor);
-  if (reads == nullptr || reads->socket.load() != socket) return {};
-  return {reads->unfinished.load(std::memory_order_relaxed), reads->refused.load()};
+  if (reads == nullptr || socket == 0) return {};
+  const bool is_last = reads->socket.load() == socket;
+  return {is_last ? reads->unfinished.load(std::memory_order_relaxed) : 0,
+          reads->refused.load() == socket};
 }
 
 }  // namespace gradsync::daemon

@@ -17,7 +17,7 @@ namespace gradsync::daemon {
 std::uint64_t ReadBytes(int descriptor);
 
 // Limits the headers, calls and resets of an HTTP/2 connection: see header_frames.h. Resets are
-// forgotten after a second. Instead of the first one too many, the read returns the connection's
+// counted anew every second. Instead of the first one too many, the read returns the connection's
 // end. Called before the first read. `socket`: the number that fstat() gives for the descriptor's
 // socket (st_ino); not 0. A later socket with the same descriptor has no limit. `most_calls`: 0:
 // any number.
@@ -27,7 +27,8 @@ struct HeaderState {
   std::uint32_t unfinished = 0;  // bytes of headers whose end has not come
   bool refused = false;  // there were too many headers, calls or resets: the connection has ended
 };
-// Zeros if LimitHeaders() has got another socket with this descriptor meanwhile, or none.
+// `refused` stays true when the socket is closed, and when LimitHeaders() gets another one with
+// this descriptor, until that one is refused, too.
 HeaderState HeadersOf(int descriptor, ino_t socket);
 
 }  // namespace gradsync::daemon

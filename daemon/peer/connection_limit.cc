@@ -239,8 +239,7 @@ std::vector<TcpEnd> ConnectionLimit::EndVain(const VainBytes::Most& most) {
     std::uint64_t sum = 0;
     for (Open& one : caller.open) sum += one.vain.Look(one.socket, *one.input);
     for (Open& one : caller.open) {
-      const bool refused = !one.refused && one.socket.Headers().refused;
-      one.refused |= refused;
+      const bool refused = TakeRefusal(&one);
       const bool harmed = refused || one.input->long_headers.exchange(false);
       if (!harmed && !one.vain.AreMany(most, sum)) continue;
       one.vain.Forget();
@@ -250,6 +249,10 @@ std::vector<TcpEnd> ConnectionLimit::EndVain(const VainBytes::Most& most) {
     }
   }
   return ended;
+}
+
+bool ConnectionLimit::TakeRefusal(Open* one) {
+  return !one->refused && (one->refused = one->socket.Headers().refused);
 }
 
 void ConnectionLimit::EndAll() {
@@ -285,6 +288,10 @@ std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, st
 
 void ConnectionLimit::ForgetClosedLocked(Callers::value_type* caller) {
   std::vector<Open>& open = caller->second.open;
+  // Otherwise a client that connects again before EndVain() looks would escape the pause.
+  for (Open& one : open) {
+    if (!one.socket.IsOpen() && TakeRefusal(&one)) caller->second.pause.Extend(clock_->NowNs());
+  }
   const auto closed = std::remove_if(open.begin(), open.end(),
                                      [](const Open& one) { return !one.socket.IsOpen(); });
   const auto count = static_cast<std::size_t>(open.end() - closed);

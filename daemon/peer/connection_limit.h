@@ -107,7 +107,7 @@ class ConnectionLimit {
     bool greeted = false;        // was in the set of an earlier EndSilent()
     std::shared_ptr<ClientInput> input = std::make_shared<ClientInput>();
     VainBytes vain = {};
-    bool refused = false;  // EndVain() has found that its headers or calls were refused
+    bool refused = false;  // TakeRefusal() has returned true
   };
   // A connection that has brought something since the last EndSilent().
   struct Sender {
@@ -143,6 +143,8 @@ class ConnectionLimit {
   // Counts what its connections have brought.
   static std::vector<Sender> SendersOf(Caller* caller);
   static bool IsMuch(const std::vector<Sender>& senders, const SilentBytes& most);
+  // True once, if the connection's headers, calls or resets were refused (read_bytes.h).
+  static bool TakeRefusal(Open* one);
   void ForgetClosedLocked(Callers::value_type* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.
   void ForgetAllClosedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -31,8 +31,8 @@ namespace gradsync::daemon {
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
 // - when its headers are too long: those of a call, or, of all connections together, those whose
-// end
-//   has not come. gRPC keeps them in memory, and does not limit them. Then the user is paused, too;
+//   end has not come. gRPC keeps them in memory, and does not limit them. Then the user is paused,
+//   too;
 // - when the server stops.
 //
 // Thread-safe.

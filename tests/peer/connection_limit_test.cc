@@ -16,6 +16,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/local_address.h"
 #include "daemon/engine/socket_owner.h"
@@ -493,6 +494,55 @@ TEST_F(VainSenders, EndOnceMuchWasReadWithoutACallOrMessage) {
   const absl::Status refused = limit_.Admit(other.ours.get(), Address("127.0.0.1", 1), [] {
     return ConnectionLimit::Place{true, kStranger};
   });
+  EXPECT_TRUE(absl::StrContains(refused.message(), "did harm")) << refused;
+}
+
+class RefusedSenders : public VainSenders {
+ protected:
+  // One call is allowed, and two come. Then the daemon closes the connection.
+  static void MakeTwoCallsAndEnd(Sender* sender) {
+    BorrowedSocket(sender->ours.get()).LimitHeaders(/*most_calls=*/1);
+    std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    for (const char stream : {1, 3}) bytes += std::string("\0\0\0\1\4\0\0\0", 8) + stream;
+    ASSERT_EQ(send(sender->theirs.get(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
+    iovec part{bytes.data(), bytes.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    ASSERT_EQ(recvmsg(sender->ours.get(), &message, MSG_WAITALL), 0) << "refused";
+    sender->ours = UniqueFd();
+  }
+  absl::Status Admit(const Sender& sender) {
+    return limit_.Admit(sender.ours.get(), Address("127.0.0.1", 1), [] {
+      return ConnectionLimit::Place{true, kStranger};
+    });
+  }
+};
+
+TEST_F(RefusedSenders, ArePausedAlthoughANewConnectionHasTheirDescriptor) {
+  UniqueFd early(dup(listener_.get()));
+  Sender sender = Connect(kStranger);
+  const int number = sender.ours.get();
+  MakeTwoCallsAndEnd(&sender);
+  early = UniqueFd();  // its number is for the client's end
+  const Sender next = Connect(kStranger);
+  ASSERT_EQ(next.ours.get(), number);
+  BorrowedSocket(number).LimitHeaders(/*most_calls=*/1);
+  EXPECT_EQ(Look(), 1u);
+  EXPECT_FALSE(Ended(next));
+  const absl::Status refused = Admit(next);
+  EXPECT_TRUE(absl::StrContains(refused.message(), "did harm")) << refused;
+  clock_.Advance(kSecondNs);
+  EXPECT_EQ(Look(), 0u) << "it counts once";
+  EXPECT_TRUE(Admit(next).ok());
+}
+
+TEST_F(RefusedSenders, ArePausedWhenTheirPlacesAreNeeded) {
+  std::vector<Sender> senders;
+  for (int i = 0; i < 8; ++i) senders.push_back(Connect(kStranger));
+  MakeTwoCallsAndEnd(&senders[0]);
+  const absl::Status refused = Admit(senders[1]);
   EXPECT_TRUE(absl::StrContains(refused.message(), "did harm")) << refused;
 }
 
