@@ -187,7 +187,9 @@ void AgentSession::Tick(std::uint64_t now_ns) {
   }
   // Counted from the first unanswered ping: a daemon that was stopped itself must ask first.
   const std::uint64_t asked_ns = asked_ns_.load();
-  if (!has_message && asked_ns > heard_ns && now_ns > asked_ns + kPeerSilenceNs) {
+  if (!has_message && asked_ns > heard_ns && now_ns > asked_ns + kPeerSilenceNs &&
+      (now_ns > asked_ns + kUnreadSilenceNs || !context_.unread_bytes ||
+       context_.unread_bytes(caller()) == 0)) {
     silent_.store(true);
     Cancel();
     return;

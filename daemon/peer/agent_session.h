@@ -43,6 +43,8 @@ namespace gradsync::daemon {
 
 // A node that has not answered a ping for this long is lost.
 inline constexpr std::uint64_t kPeerSilenceNs = 5'000'000'000;
+// The same, if bytes wait in its socket: its answer may be there, and gRPC's threads slow.
+inline constexpr std::uint64_t kUnreadSilenceNs = 15'000'000'000;
 inline constexpr std::uint64_t kPingPeriodNs = 1'000'000'000;
 
 struct AgentSessionContext {
@@ -62,6 +64,8 @@ struct AgentSessionContext {
   std::function<CallerKey(const std::string& caller)> caller_key;
   // The input of a caller's connection, from gRPC's name for the caller. May return null.
   std::function<std::shared_ptr<ClientInput>(const std::string& caller)> callers_input;
+  // The bytes that have come on a caller's connection and that gRPC has not read. Null: not known.
+  std::function<std::size_t(const std::string& caller)> unread_bytes;
   // Finds the user of a connection without TLS, if the kernel does not name it (CanFindOwners()).
   SocketTable* sockets = nullptr;
   // The node group of a job key, or why this node has none.
@@ -99,8 +103,8 @@ class AgentSession final
   // True if Welcome was not sent, and no message of the agent waits for its turn.
   bool silent() const { return !greeted() && !HasMessage(); }
   using Stream::caller;
-  // Pings the agent. Ends the stream if for kPeerSilenceNs the agent has not answered, or has not
-  // read the stream's end.
+  // Pings the agent. Ends the stream if for kPeerSilenceNs the agent has not answered
+  // (kUnreadSilenceNs, if bytes wait in its socket), or has not read the stream's end.
   void Tick(std::uint64_t now_ns);
 
   // ---- For the stream

@@ -277,6 +277,14 @@ std::shared_ptr<ClientInput> ConnectionLimit::InputOf(const std::string& ip, std
   return input;
 }
 
+std::size_t ConnectionLimit::UnreadBytes(const std::string& ip, std::uint16_t port) {
+  std::size_t bytes = 0;
+  MutexLock lock(&mutex_);
+  ForEachLocked(ip, port,
+                [&](Callers::value_type*, const Open& one) { bytes += one.socket.UnreadBytes(); });
+  return bytes;
+}
+
 std::vector<sockaddr_storage> ConnectionLimit::OwnEnds(const std::string& ip, std::uint16_t port) {
   std::vector<sockaddr_storage> ends;
   MutexLock lock(&mutex_);

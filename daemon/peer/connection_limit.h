@@ -96,6 +96,9 @@ class ConnectionLimit {
   // The input of the connection from this port of an address, as above, for its streams to write.
   // Null: there is no such connection.
   std::shared_ptr<ClientInput> InputOf(const std::string& ip, std::uint16_t port);
+  // The bytes that have come on the connection from this port of an address, as above, and that
+  // nobody has read. 0: there is no such connection.
+  std::size_t UnreadBytes(const std::string& ip, std::uint16_t port);
   // The addresses on this side of the open connections from this port of an address, as above.
   std::vector<sockaddr_storage> OwnEnds(const std::string& ip, std::uint16_t port);
 

@@ -125,6 +125,11 @@ std::shared_ptr<ClientInput> PeerListener::InputOf(absl::string_view caller) {
   return limit_.InputOf(std::string(end.ip.begin(), end.ip.end()), end.port);
 }
 
+std::size_t PeerListener::UnreadBytes(absl::string_view caller) {
+  const TcpEnd end = EndOfCaller(caller).value_or(TcpEnd{});
+  return limit_.UnreadBytes(std::string(end.ip.begin(), end.ip.end()), end.port);
+}
+
 std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
   std::vector<TcpEnd> ends;
   const std::optional<TcpEnd> other = EndOfCaller(caller);

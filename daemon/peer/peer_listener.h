@@ -68,6 +68,8 @@ class PeerListener {
   CallerKey CallerAt(absl::string_view address);
   // As ConnectionLimit::InputOf(), for a caller, as gRPC names it. Thread-safe.
   std::shared_ptr<ClientInput> InputOf(absl::string_view caller);
+  // As ConnectionLimit::UnreadBytes(), for a caller, as gRPC names it. Thread-safe.
+  std::size_t UnreadBytes(absl::string_view caller);
   // This process's ends of its connections with a caller, as gRPC names it. Thread-safe.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller);
   // Accepts no more, and ends every connection. Idempotent.

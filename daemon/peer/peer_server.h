@@ -79,6 +79,8 @@ class PeerServer {
   std::shared_ptr<ClientInput> InputOf(absl::string_view caller) {
     return listener_->InputOf(caller);
   }
+  // The bytes on a caller's connection that gRPC has not read.
+  std::size_t UnreadBytes(absl::string_view caller) { return listener_->UnreadBytes(caller); }
   // This process's ends of its connections with a caller, as gRPC names it.
   std::vector<TcpEnd> OwnEnds(absl::string_view caller) { return listener_->OwnEnds(caller); }
   // The sessions that are open.

@@ -195,6 +195,9 @@ class PeerService::Impl {
     context.address_jobs = &address_jobs_;
     context.caller_key = [this](const std::string& caller) { return server_->CallerAt(caller); };
     context.callers_input = [this](const std::string& caller) { return server_->InputOf(caller); };
+    context.unread_bytes = [this](const std::string& caller) {
+      return server_->UnreadBytes(caller);
+    };
     context.own_ends = [this](const std::string& caller) { return server_->OwnEnds(caller); };
     context.sockets = &sockets_;
     context.find_node_group = [this](const JobKey& key) { return node_groups_.Find(key); };

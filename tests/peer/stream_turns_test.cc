@@ -105,6 +105,7 @@ class AgentTurnsTest : public testing::Test {
     node_.context.callers_input = [this](const std::string& caller) {
       return server_->InputOf(caller);
     };
+    node_.context.unread_bytes = [this](const std::string& /*caller*/) { return unread_.load(); };
     auto server = PeerServer::Listen({"127.0.0.1", 0, true}, grpc::InsecureServerCredentials(),
                                      /*plain_text=*/true);
     ASSERT_TRUE(server.ok()) << server.status();
@@ -169,6 +170,7 @@ class AgentTurnsTest : public testing::Test {
   std::unique_ptr<Stream> stream_;
   bool shut_down_ = false;
   std::atomic<bool> used_{false};
+  std::atomic<std::size_t> unread_{0};  // bytes in the agent's socket
 };
 
 // Also if it says nothing. What it makes the daemon allocate goes back to the system.
@@ -245,6 +247,27 @@ TEST_F(AgentTurnsTest, AnAgentThatNeverReadsItsEndIsGoneAfterAWhile) {
   ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) > 0 || greeted() == 0; }));
   turns_.Free();
   EXPECT_TRUE(Soon([&] { return greeted() == 0; }));
+}
+
+// It answers no ping, but bytes of it wait in the socket: gRPC's threads may be slow.
+TEST_F(AgentTurnsTest, AnAgentIsSilentLaterIfItsSocketHasUnreadBytes) {
+  Attach();
+  const auto sessions = server_->Sessions();
+  ASSERT_EQ(sessions.size(), 1u);
+  unread_.store(1);
+  clock_.Advance(kSecond);
+  sessions[0]->Tick(clock_.NowNs());  // asks
+  clock_.Advance(kUnreadSilenceNs);
+  sessions[0]->Tick(clock_.NowNs());
+  Open(0);
+  ASSERT_TRUE(turns_.Give(kUser));
+  EXPECT_EQ(StateOf(0), RankState::kLive) << "the stream goes on";
+  clock_.Advance(kSecond);
+  sessions[0]->Tick(clock_.NowNs());  // asks
+  clock_.Advance(kUnreadSilenceNs + 1);
+  sessions[0]->Tick(clock_.NowNs());
+  ASSERT_TRUE(turns_.Give(kUser)) << "the stream's end";
+  EXPECT_EQ(StateOf(0), RankState::kLost);
 }
 
 TEST_F(AgentTurnsTest, AStreamThatEndsEndsItsRanksAfterTheMessageThatWaits) {
