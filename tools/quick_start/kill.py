@@ -100,7 +100,12 @@ class Kill:
         kills = max(1, min(_KILLS, self._steps * _KILLS // _LEAST_STEPS))
         at_steps = [self._steps * (i + 1) // (kills + 1) for i in range(kills)]
         self._losses = losses = Losses(
-            self._programs["gradsyncctl"], self._socket, self._ranks, at_steps, self._say
+            self._programs["gradsyncctl"],
+            self._socket,
+            self._ranks,
+            at_steps,
+            self._steps,
+            self._say,
         )
         child = self._start("with", ["--on-rank-loss=hold"])
         while not self._launcher.wait_for(lambda: child.ended, _LOOK_S):

@@ -53,6 +53,7 @@ class Losses:
       socket: of the daemon, which serves this training alone.
       ranks: how many there are.
       at_steps: when to kill, in order.
+      steps: of the training.
       on_event: is called with a line for people.
 
     Attributes:
@@ -66,6 +67,7 @@ class Losses:
         socket: str,
         ranks: int,
         at_steps: Sequence[int],
+        steps: int,
         on_event: Callable[[str], None],
     ) -> None:
         self.losses: list[Loss] = []
@@ -78,6 +80,7 @@ class Losses:
             for start in range(0, len(at_steps), ranks)
             for step, rank in zip(at_steps[start:], numbers.sample(range(ranks), ranks))
         ]
+        self._steps = steps
         self._on_event = on_event
         self._start: Optional[float] = None
 
@@ -108,6 +111,14 @@ class Losses:
             self._is_back(self.losses[-1])
 
     def _kill(self, rank: int, pid: int) -> None:
+        """Kills the rank, except in the last step: nothing replaces a rank that has left."""
+        # A stopped rank completes no further step, so what the daemon says next stays true.
+        os.kill(pid, signal.SIGSTOP)
+        job = self._job()
+        if job is None or int(job["layouts"][0]["step"]) >= self._steps:
+            os.kill(pid, signal.SIGCONT)
+            return
+        self.step = int(job["layouts"][0]["step"])
         os.kill(pid, signal.SIGKILL)
         self.losses.append(Loss(rank, pid, self.step, self.seconds))
         self._on_event(f"step {self.step}: rank {rank} (pid {pid}) is killed by SIGKILL")
