@@ -110,8 +110,8 @@ std::uint64_t BorrowedSocket::ReadBytes() const {
   return daemon::ReadBytes(descriptor_) - read_at_first_;
 }
 
-void BorrowedSocket::LimitHeaders(std::uint32_t most_calls) const {
-  if (socket_ != 0) daemon::LimitHeaders(descriptor_, socket_, most_calls);
+void BorrowedSocket::LimitHeaders(const HeaderFrames& frames) const {
+  if (socket_ != 0) daemon::LimitHeaders(descriptor_, socket_, frames);
 }
 
 HeaderState BorrowedSocket::Headers() const { return HeadersOf(descriptor_, socket_); }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "daemon/base/header_frames.h"
 #include "daemon/base/read_bytes.h"
 
 namespace gradsync::daemon {
@@ -37,8 +38,8 @@ class BorrowedSocket {
   // the socket is closed, those of a later socket of its number count, too. Takes no system call.
   std::uint64_t ReadBytes() const;
   // Limits the headers of an HTTP/2 connection, before its owner reads it, and what has come of
-  // them: see read_bytes.h. `most_calls`: 0: any number.
-  void LimitHeaders(std::uint32_t most_calls = 0) const;
+  // them: see read_bytes.h.
+  void LimitHeaders(const HeaderFrames& frames) const;
   HeaderState Headers() const;
   // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.
   std::uint64_t ReceivedBytes() const;

@@ -12,26 +12,35 @@
 
 namespace gradsync::daemon {
 
-// Follows the frames that a client sends (RFC 9113), and limits their headers and calls. gRPC 1.51
-// does not: its limits, 8 KiB of headers for instance, hold for a client that acknowledges them. It
+// Follows the frames that one side sends (RFC 9113), and limits their headers and calls. gRPC 1.51
+// does not: its limits, 8 KiB of headers for instance, hold if the other side acknowledges them. It
 // keeps headers in memory until the last of them has come, and trailers until the call ends. A
 // value; all bytes of a default one are 0. Not thread-safe.
 class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
-  // The most calls that a client may reset between two calls of ForgetResets(). It is more than
+  // The most calls that one side may reset between two calls of ForgetResets(). It is more than
   // the 32 that a trainer's connection may have open: a client may reset all of them at once.
   static constexpr std::uint32_t kMostResets = 48;
 
-  // Any number of calls.
+  // A client's frames, with any number of calls.
   HeaderFrames() = default;
-  // `most_calls`: of the connection, as long as it lasts; 0: any number.
-  explicit HeaderFrames(std::uint32_t most_calls) : most_calls_(most_calls) {}
+  // A client's frames. `most_calls`: of the connection, as long as it lasts; 0: any number.
+  explicit HeaderFrames(std::uint32_t most_calls) : most_headers_(most_calls) {}
+  // A server's frames. It sends headers twice for a call: before its messages, and as trailers.
+  // `most_calls` as above, but not 0.
+  static HeaderFrames OfServer(std::uint32_t most_calls) {
+    HeaderFrames frames(2 * most_calls);
+    frames.skipped_ = kPreface;  // a server sends none
+    frames.of_server_ = true;
+    return frames;
+  }
 
   // Takes the next bytes of the connection. False if they begin more than kMostBytes of headers for
-  // a call, or trailers, which no client of gRPC sends, or too many calls, or reset too many, or if
-  // the fields of the headers are too many (header_fields.h). Called again only after true.
+  // a call, or a client's trailers, which no client of gRPC sends, or too many calls, or reset too
+  // many, or if the fields of the headers are too many (header_fields.h). Called again only after
+  // true.
   bool Take(const char* bytes, std::size_t size) {
     for (const char* const end = bytes + size; bytes != end;) {
       if (const std::size_t rest = static_cast<std::size_t>(end - bytes); skipped_ < kPreface) {
@@ -53,7 +62,7 @@ class HeaderFrames {
 
   // The bytes of headers whose end has not come.
   std::uint32_t unfinished() const { return unfinished_; }
-  // The calls that the client has reset since the last ForgetResets().
+  // The calls that were reset since the last ForgetResets().
   std::uint32_t resets() const { return resets_; }
   void ForgetResets() { resets_ = 0; }
 
@@ -79,8 +88,9 @@ class HeaderFrames {
     if (!has_fields_) return true;
     if (type == kHeaders) {
       const std::uint32_t stream = Number(5, 4) & 0x7fffffff;
-      if (stream <= last_stream_) return false;  // a stream's second headers are trailers
-      if (most_calls_ > 0 && ++calls_ > most_calls_) return false;
+      // A stream's second headers are trailers.
+      if (!of_server_ && stream <= last_stream_) return false;
+      if (most_headers_ > 0 && ++headers_ > most_headers_) return false;
       last_stream_ = stream;
       unfinished_ = 0;
       fields_.Begin();
@@ -100,9 +110,10 @@ class HeaderFrames {
   }
 
   HeaderFields fields_;
-  std::uint32_t most_calls_ = 0;
+  bool of_server_ = false;
+  std::uint32_t most_headers_ = 0;  // of the connection; 0: any number
+  std::uint32_t headers_ = 0;       // that have begun; not counted if any number may
   std::uint32_t resets_ = 0;
-  std::uint32_t calls_ = 0;              // that have begun; not counted if any number may
   std::uint32_t to_skip_ = 0;            // before the fields
   bool has_fields_ = false;              // the frame's payload
   std::uint32_t skipped_ = 0;            // of the connection's preface

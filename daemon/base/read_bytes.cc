@@ -98,10 +98,10 @@ std::uint64_t ReadBytes(int descriptor) {
   return reads == nullptr ? 0 : reads->bytes.load(std::memory_order_relaxed);
 }
 
-void LimitHeaders(int descriptor, ino_t socket, std::uint32_t most_calls) {
+void LimitHeaders(int descriptor, ino_t socket, const HeaderFrames& frames) {
   Reads* const reads = ReadsOf(descriptor);
   if (reads == nullptr) return;
-  reads->frames = HeaderFrames(most_calls);
+  reads->frames = frames;
   reads->counted_ns = MonotonicNowNs();
   reads->unfinished.store(0);
   reads->socket.store(socket);

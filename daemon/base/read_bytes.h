@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "daemon/base/header_frames.h"
+
 namespace gradsync::daemon {
 
 // Returns how many bytes this process has read so far from descriptors of this number. The kernel
@@ -19,9 +21,9 @@ std::uint64_t ReadBytes(int descriptor);
 // Limits the headers, calls and resets of an HTTP/2 connection: see header_frames.h. Resets are
 // counted anew every second. Instead of the first one too many, the read returns the connection's
 // end. Called before the first read. `socket`: the number that fstat() gives for the descriptor's
-// socket (st_ino); not 0. A later socket with the same descriptor has no limit. `most_calls`: 0:
-// any number.
-void LimitHeaders(int descriptor, ino_t socket, std::uint32_t most_calls);
+// socket (st_ino); not 0. A later socket with the same descriptor has no limit. `frames`: none of
+// them has come.
+void LimitHeaders(int descriptor, ino_t socket, const HeaderFrames& frames);
 
 struct HeaderState {
   std::uint32_t unfinished = 0;  // bytes of headers whose end has not come

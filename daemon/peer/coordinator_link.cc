@@ -31,6 +31,13 @@ constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
 // A coordinator that sends nothing for so long is lost. It pings once in kPingPeriodNs.
 constexpr std::uint64_t kSilenceNs = kPeerSilenceNs + kPingPeriodNs;
 
+// More than these was read in vain of no honest coordinator. Until the Welcome it sends a few
+// frames; afterwards see kMostVain in peer_server.cc.
+constexpr VainBytes::Most kMostVain = {32 << 20, 128 << 20, 1 << 20};
+constexpr VainBytes::Most kMostVainUnwelcomed = {1 << 20, 128 << 20, 1 << 20};
+constexpr char kHarm[] =
+    "it sends much, and no message comes of it, or too many headers, or too long ones";
+
 constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 // What a light message may name: more than a node or a worker usually has ranks.
 constexpr int kLightRanks = 64;
@@ -210,6 +217,7 @@ void CoordinatorLink::StartRank(Waiting waiting) {
 }
 
 void CoordinatorLink::InTurn(const LazyMessage<v1::AttachResponse>* message, UserTurns::Take take) {
+  if (message != nullptr) context_.sockets->CountMessage(message->Bytes());
   if (turns_ == nullptr) turns_ = context_.turns->Of(context_.payer);
   const auto turns = turns_;  // this link may end within the call
   const std::uint64_t begin_ns = context_.clock->NowNs();
@@ -281,14 +289,25 @@ void CoordinatorLink::Refuse(const std::string& why) {
     waiting = ranks_.TakeWaiting();
   }
   Cancel();
-  const absl::Status refused =
-      MakeError(absl::StatusCode::kPermissionDenied, reason::kCoordinatorRefused,
-                absl::StrCat("node ", context_.node_name, " takes no orders from ", address_,
-                             " as the coordinator of job '", key_.job_id, "': ", why),
-                {{field::kJob, key_.job_id}, {field::kAddress, address_}});
+  const absl::Status refused = Refused(why);
+  for (const Waiting& one : waiting) one.joined(refused);
+}
+
+absl::Status CoordinatorLink::Refused(const std::string& why) const {
   LogLimited(LogLevel::kWarning, "coordinator refused",
              {{"job", key_.job_id}, {"uid", key_.uid}, {"address", address_}, {"why", why}});
-  for (const Waiting& one : waiting) one.joined(refused);
+  return MakeError(absl::StatusCode::kPermissionDenied, reason::kCoordinatorRefused,
+                   absl::StrCat("node ", context_.node_name, " takes no orders from ", address_,
+                                " as the coordinator of job '", key_.job_id, "': ", why),
+                   {{field::kJob, key_.job_id}, {field::kAddress, address_}});
+}
+
+bool CoordinatorLink::EndIfHarmful(std::uint64_t vain) {
+  if (!context_.sockets->EndHarmful(Welcomed() ? kMostVain : kMostVainUnwelcomed, vain))
+    return false;
+  Refuse(kHarm);
+  Break(kHarm);
+  return true;
 }
 
 void CoordinatorLink::Break(const std::string& why) {
@@ -383,9 +402,10 @@ void CoordinatorLink::OnEnd(const absl::Status&) {
     if (state_ == State::kDialing || state_ == State::kSelf) return;  // OnFinished() handles it
   }
   const std::string disconnected = WhyDisconnected();
-  MarkEnded(disconnected.empty() ? "the connection to it has ended"
-                                 : absl::StrCat("it was disconnected: ", disconnected),
-            Unless::kNever);
+  std::string cause = "the connection to it has ended";
+  if (HasHarmed()) cause = kHarm;
+  if (!disconnected.empty()) cause = absl::StrCat("it was disconnected: ", disconnected);
+  MarkEnded(cause, Unless::kNever);
   // Not earlier: no more messages are handled from here on.
   const absl::Status lost = MakeError(absl::StatusCode::kUnavailable, reason::kCoordinatorLost,
                                       absl::StrCat("the coordinator at ", address_, " is lost"));
@@ -418,8 +438,12 @@ void CoordinatorLink::OnFinished() {
                 {"why", finish.message()}});
     return;
   }
-  const absl::Status why =
-      DetailsOf(finish).reason.empty() ? Unreachable(std::string(finish.message())) : finish;
+  absl::Status why = finish;
+  if (HasHarmed()) {
+    why = Refused(kHarm);
+  } else if (DetailsOf(finish).reason.empty()) {
+    why = Unreachable(std::string(finish.message()));
+  }
   for (const Waiting& one : waiting) one.joined(why);
 }
 

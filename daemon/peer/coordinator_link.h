@@ -23,6 +23,7 @@
 #include "daemon/engine/engine_settings.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/agent_engine.h"
+#include "daemon/peer/dialed_sockets.h"
 #include "daemon/peer/forwarded_ranks.h"
 #include "daemon/peer/forwarding_job.h"
 #include "daemon/peer/lazy_message.h"
@@ -37,9 +38,10 @@
 namespace gradsync::daemon {
 
 struct LinkContext {
-  std::shared_ptr<void> counted;  // counts the link in a StreamCount
-  Tenant payer;                   // of the rank for which it is made: the job counts for this user
-  ArenaQuota* memory = nullptr;   // is charged for what waits for the coordinator; null: nothing is
+  std::shared_ptr<void> counted;           // counts the link in a StreamCount
+  std::shared_ptr<DialedSockets> sockets;  // of the link's channel
+  Tenant payer;                  // of the rank for which it is made: the job counts for this user
+  ArenaQuota* memory = nullptr;  // is charged for what waits for the coordinator; null: nothing is
   std::string instance;
   std::string node_name;
   // Where this node's engines listen; empty: the address that the coordinator sees.
@@ -81,6 +83,13 @@ class CoordinatorLink final
             const std::function<void(absl::StatusOr<Joined>)>& joined);
 
   void Tick(std::uint64_t now_ns);
+  // The bytes that were read in vain from the coordinator.
+  std::uint64_t LookAtConnection() { return context_.sockets->Look(); }
+  // Ends the link if what the coordinator sends does harm. `vain`: the sum of LookAtConnection()
+  // over the user's links. Returns HasHarmed().
+  bool EndIfHarmful(std::uint64_t vain);
+  // True if what the coordinator sent did harm: its connection has ended, or will.
+  bool HasHarmed() { return context_.sockets->HasHarmed(); }
   // Ends the link and returns true, unless a rank uses it or is about to.
   bool Drop(const std::string& why);
   // Ends the ranks' sessions with `why`, including ranks that still wait for the coordinator. For a
@@ -97,7 +106,13 @@ class CoordinatorLink final
   // For status; nullopt if no rank uses the link, or the job is not wanted.
   std::optional<RemoteJobSnapshot> Snapshot(RemoteJobFilter wanted);
 
-  void Cancel() override { call_.TryCancel(); }
+  // Ends the stream and its connection.
+  void Cancel() override {
+    call_.TryCancel();
+    CloseConnection();
+  }
+  // The link has ended, or is about to.
+  void CloseConnection() { context_.sockets->Close(); }
 
   // ---- For the stream
   void InTurn(const LazyMessage<v1::AttachResponse>* message, UserTurns::Take take) override;
@@ -143,6 +158,7 @@ class CoordinatorLink final
   bool Welcomed();
   // Ends the dialing: the ranks that wait get COORDINATOR_REFUSED.
   void Refuse(const std::string& why);
+  absl::Status Refused(const std::string& why) const;
   // Ends the link, whose coordinator has broken the protocol.
   void Break(const std::string& why);
   // Ends the ranks whose trainers have given up before the coordinator has answered.

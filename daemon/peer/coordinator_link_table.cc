@@ -15,6 +15,7 @@ namespace {
 
 // How many names of this daemon it remembers. Clients choose them, so there must be a limit.
 constexpr std::size_t kMaxSelves = 64;
+constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
 // What gRPC may hold of a user's coordinators before it ends streams: a few long messages, and for
 // each link the buffers of its connection.
@@ -52,23 +53,37 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
   for (;;) {
     std::shared_ptr<CoordinatorLink> link;
     bool here = IsOwn(*address);
-    bool dial = false;
+    std::shared_ptr<DialedSockets> sockets;  // not null: the link is to be dialed
+    std::uint64_t paused_ns = 0;
     Links crowd;
     {
       MutexLock lock(&mutex_);
       here = here || selves_.count({user, text}) > 0;
-      if (!here && links_.count({text, request.key}) == 0) crowd = CrowdLocked(user);
-      if (!here && crowd.empty()) {
+      const auto found = links_.find({text, request.key});
+      const bool is_new = !here && (found == links_.end() || found->second->ended());
+      if (is_new) paused_ns = PauseLeftLocked(user);
+      if (!here && found == links_.end()) crowd = CrowdLocked(user);
+      if (!here && crowd.empty() && paused_ns == 0) {
         auto& slot = links_[{text, request.key}];
-        if (slot == nullptr || slot->ended()) {
+        if (is_new) {
+          if (slot != nullptr) slot->CloseConnection();
           LinkContext context = options_.link;
           context.counted = streams_.Add();
           context.payer = user;
+          sockets = context.sockets = std::make_shared<DialedSockets>(!context.tls);
           slot = CoordinatorLink::Create(context, text, request.key);
-          dial = true;
         }
         link = slot;
       }
+    }
+    if (paused_ns > 0) {
+      return joined(MakeError(
+          absl::StatusCode::kResourceExhausted, reason::kQuota,
+          absl::StrCat("a coordinator of user ", user.Text(), " did harm, so this node's daemon ",
+                       "connects to none for this user in the next ",
+                       (paused_ns + kSecondNs - 1) / kSecondNs,
+                       " s. Its log has the address: 'coordinator refused' or 'coordinator lost'"),
+          {{field::kJob, request.key.job_id}}));
     }
     if (!crowd.empty()) {
       // A link that waits for its job to start again gives its place to one that is needed.
@@ -82,7 +97,9 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
           {{field::kJob, request.key.job_id}}));
     }
     if (here) return options_.link.here->Join(request, std::move(sink), std::move(joined));
-    if (dial) link->Dial(ChannelTo(address->Target(), user), options_.queue);
+    if (sockets != nullptr) {
+      link->Dial(ChannelTo(address->Target(), user, sockets), options_.queue);
+    }
     options_.dialed();
     if (link->Join(request, sink, joined)) return;
   }
@@ -102,9 +119,10 @@ CoordinatorLinkTable::Links CoordinatorLinkTable::CrowdLocked(const Tenant& user
   return crowd;
 }
 
-std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(const std::string& target,
-                                                               const Tenant& user) {
+std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(
+    const std::string& target, const Tenant& user, const std::shared_ptr<DialedSockets>& sockets) {
   grpc::ChannelArguments arguments;
+  DialedSockets::AddTo(sockets, &arguments);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
@@ -136,7 +154,15 @@ bool CoordinatorLinkTable::DropEnded() {
       if (selves_.size() >= kMaxSelves) selves_.clear();
       selves_.insert({it->second->payer(), it->first.first});
     }
+    if (it->second->ended()) {
+      NoteHarmLocked(it->second.get());
+      it->second->CloseConnection();
+    }
     it = it->second->is_self() || it->second->ended() ? links_.erase(it) : std::next(it);
+  }
+  for (auto it = pauses_.begin(); it != pauses_.end();) {
+    const bool forgotten = it->second.IsForgiven(options_.link.clock->NowNs());
+    it = forgotten ? pauses_.erase(it) : std::next(it);
   }
   std::set<Tenant> users;
   for (const auto& [key, link] : links_) users.insert(link->payer());
@@ -147,7 +173,28 @@ bool CoordinatorLinkTable::DropEnded() {
 }
 
 void CoordinatorLinkTable::Tick(std::uint64_t now_ns) {
-  for (const auto& link : All()) link->Tick(now_ns);
+  const Links links = All();
+  std::map<Tenant, std::uint64_t> vain;
+  for (const auto& link : links) vain[link->payer()] += link->LookAtConnection();
+  for (const auto& link : links) {
+    if (link->EndIfHarmful(vain[link->payer()])) {
+      MutexLock lock(&mutex_);
+      pauses_[link->payer()].Extend(now_ns);
+    }
+  }
+  for (const auto& link : links) link->Tick(now_ns);
+}
+
+void CoordinatorLinkTable::NoteHarmLocked(CoordinatorLink* link) {
+  if (link->HasHarmed()) pauses_[link->payer()].Extend(options_.link.clock->NowNs());
+}
+
+std::uint64_t CoordinatorLinkTable::PauseLeftLocked(const Tenant& user) {
+  for (const auto& [key, link] : links_) {
+    if (link->payer() == user && link->ended()) NoteHarmLocked(link.get());
+  }
+  const auto pause = pauses_.find(user);
+  return pause == pauses_.end() ? 0 : pause->second.LeftNs(options_.link.clock->NowNs());
 }
 
 bool CoordinatorLinkTable::EndIdle(const absl::Status& why) {

@@ -17,18 +17,21 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/base/growing_pause.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/job/job_port.h"
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/peer/coordinator_list.h"
+#include "daemon/peer/dialed_sockets.h"
 #include "daemon/peer/peer_address.h"
 #include "daemon/rpc/node_status_source.h"
 #include "daemon/rpc/stream_count.h"
 
 namespace gradsync::daemon {
 
-// Thread-safe. Calls links and jobs without its lock, except to ask whether a link has ended.
+// Thread-safe. Calls links and jobs without its lock, except to ask whether a link has ended, and
+// why.
 // Shares the links with their streams.
 class CoordinatorLinkTable {
  public:
@@ -48,13 +51,15 @@ class CoordinatorLinkTable {
 
   // Joins the rank to the job at request.coordinator, which may be this daemon itself. Dials it if
   // there is no link. RESOURCE_EXHAUSTED QUOTA: the user has too many jobs that other nodes
-  // coordinate.
+  // coordinate, or is paused.
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
             std::function<void(absl::StatusOr<Joined>)> joined);
 
   // Forgets the links that have ended. Remembers for each user at which addresses this daemon
   // itself answered. Returns whether any link is left.
   bool DropEnded();
+  // Ends the links whose coordinators do harm, and pauses their users: no coordinator is dialed for
+  // them for a while.
   void Tick(std::uint64_t now_ns);
 
   // CoordinatorLink::EndIdle() and EndRanks() of every link.
@@ -73,7 +78,12 @@ class CoordinatorLinkTable {
  private:
   using Links = std::vector<std::shared_ptr<CoordinatorLink>>;
 
-  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& target, const Tenant& user);
+  std::shared_ptr<grpc::Channel> ChannelTo(const std::string& target, const Tenant& user,
+                                           const std::shared_ptr<DialedSockets>& sockets);
+  // Notes whether the link, which has ended, did harm.
+  void NoteHarmLocked(CoordinatorLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // How long the user's pause still lasts; 0: there is none.
+  std::uint64_t PauseLeftLocked(const Tenant& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True if the address is known to name this daemon. Does not dial it.
   bool IsOwn(const PeerAddress& address) const;
   // The user's links if they use up the quota; otherwise none.
@@ -88,6 +98,8 @@ class CoordinatorLinkTable {
       ABSL_GUARDED_BY(mutex_);
   // What gRPC may hold for all links of a user.
   std::map<Tenant, grpc::ResourceQuota> quotas_ ABSL_GUARDED_BY(mutex_);
+  // Users whose coordinators did harm.
+  std::map<Tenant, GrowingPause> pauses_ ABSL_GUARDED_BY(mutex_);
   // Addresses at which this daemon itself answers, each with the user whose link has found out. A
   // user's coordinator may lie, so no other user relies on it.
   std::set<std::pair<Tenant, std::string>> selves_ ABSL_GUARDED_BY(mutex_);

@@ -202,7 +202,7 @@ std::string PeerListener::Accept(int socket) {
                {{"address", TextOf(peer)}, {"why", admitted.message()}});
     return "";
   }
-  if (most_calls_ > 0) BorrowedSocket(connection.get()).LimitHeaders(most_calls_);
+  if (most_calls_ > 0) BorrowedSocket(connection.get()).LimitHeaders(HeaderFrames(most_calls_));
   {
     MutexLock lock(&mutex_);
     connecting_ = TcpEnd::Of(peer);

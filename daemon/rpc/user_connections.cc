@@ -33,7 +33,7 @@ absl::Status UserConnections::Expect(int descriptor, std::shared_ptr<void> quota
   }
   Connection expected{CountedConnection::Next(descriptor), BorrowedSocket(descriptor),
                       std::move(quota), std::move(input)};
-  expected.socket.LimitHeaders();
+  expected.socket.LimitHeaders(HeaderFrames());
   MutexLock lock(&mutex_);
   if (all_ended_) return absl::UnavailableError("the daemon is stopping");
   expected_.push_back(std::move(expected));

@@ -55,7 +55,9 @@ TEST_P(AcrossNodes, ANeighboursStepsKeepTheirTime) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Attacks, AcrossNodes,
-                         testing::Values("steps_across", "registrations_across"),
+                         testing::Values("steps_across", "registrations_across",
+                                         "coordinators_headers", "coordinators_nothings",
+                                         "coordinators_pings"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

@@ -439,6 +439,36 @@ void Bulk(const Target& target) {
   });
 }
 
+// ---- Coordinators that trainers have chosen
+
+// A trainer on each thread, whose job's coordinator is this process. Acts on the daemon's
+// connection until the daemon ends it. Then the trainer joins again.
+void Coordinators(const Target& target, const std::function<void(RawHttp2*)>& act) {
+  constexpr int kLimitMs = 100;
+  OnThreads(8, [&](int thread, const Begun& begun) {
+    std::string address;
+    const Descriptor listener = ListenTcp(kOwnAddress, &address);
+    for (;;) {
+      fault::RawSession trainer(target.socket);
+      auto open = fault::RawSession::OpenRequest(1, 2, "coordinated" + std::to_string(thread));
+      open.mutable_open_session()->set_coordinator(address);
+      trainer.Send(open);
+      if (Descriptor accepted = AcceptOne(listener, kLimitMs); accepted.get() >= 0) {
+        RawHttp2 daemon = RawHttp2::Server(std::move(accepted));
+        while (daemon.connected()) act(&daemon);
+      }
+      begun();  // the daemon may have refused the trainer
+    }
+  });
+}
+
+// Headers that never end.
+void CoordinatorsHeaders(const Target& target) {
+  Coordinators(target, [](RawHttp2* daemon) {
+    for (bool goes_on = daemon->BeginHeaders(""); goes_on;) goes_on = daemon->ContinueHeaders();
+  });
+}
+
 }  // namespace
 
 Attacks ConnectionAttacks() {
@@ -481,6 +511,13 @@ Attacks ConnectionAttacks() {
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},
+      {"coordinators_headers", {CoordinatorsHeaders}},
+      {"coordinators_nothings", {[](const Target& t) {
+         Coordinators(t, [](RawHttp2* daemon) { daemon->SendNothings(); });
+       }}},
+      {"coordinators_pings", {[](const Target& t) {
+         Coordinators(t, [](RawHttp2* daemon) { daemon->SendPings(1000); });
+       }}},
       {"peer_pings", {[](const Target& t) { Pings(ToPeer(t)); }, kOnPeerPort}},
       {"peer_endless_messages",
        {[](const Target& t) { EndlessMessages(ToPeer(t), kAttach); }, kOnPeerPort}},

@@ -512,6 +512,88 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
   ExpectUnharmed();
 }
 
+// What a coordinator sends that is no message.
+struct Frames {
+  const char* name;
+  std::function<bool(RawHttp2*)> send;
+  const char* why_lost;  // if it sends them after its Welcome
+};
+
+constexpr char kHarm[] = "it sends much, and no message comes of it";
+
+class CoordinatorsFrames : public PeerPort, public testing::WithParamInterface<Frames> {
+ protected:
+  // A program that a trainer of alpha has chosen as its coordinator.
+  struct Chosen {
+    explicit Chosen(const TestDaemon& daemon) : trainer(daemon.socket()) {
+      v1::SessionRequest open = fault::RawSession::OpenRequest(1, 2, "attack");
+      open.mutable_open_session()->set_coordinator(address);
+      trainer.Send(open);
+    }
+
+    std::string address;
+    const Descriptor listener = ListenTcp("127.0.0.8", &address);
+    fault::RawSession trainer;
+  };
+};
+
+// Before its Welcome, and after it.
+TEST_P(CoordinatorsFrames, TakeLittleMemoryAndHarmNobody) {
+  const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
+  for (const bool welcomes : {false, true}) {
+    Chosen chosen(alpha_);
+    RawHttp2 coordinator = RawHttp2::Server(AcceptOne(chosen.listener, kPatienceMs));
+    ASSERT_TRUE(coordinator.connected()) << "the daemon has connected";
+    if (welcomes) {
+      ASSERT_TRUE(coordinator.AwaitCall());
+      coordinator.Begin("", FakeCoordinator::Welcome().SerializeAsString());
+      const auto attached = [this] {
+        return alpha_.Log().find("attached to coordinator job=attack") != std::string::npos;
+      };
+      ASSERT_TRUE(Soon(attached));
+    }
+    while (coordinator.connected()) GetParam().send(&coordinator);
+    const fault::RawStatus end = chosen.trainer.End();
+    EXPECT_EQ(end.reason, welcomes ? "COORDINATOR_LOST" : "COORDINATOR_REFUSED") << end;
+    EXPECT_NE(end.message.find(welcomes ? GetParam().why_lost : kHarm), std::string::npos) << end;
+    EXPECT_TRUE(Soon([&] {
+      const Chosen again(alpha_);
+      return AcceptOne(again.listener, /*timeout_ms=*/200).get() >= 0;
+    })) << "the user may try again after a second or two";
+    ExpectUnharmed();
+  }
+  const std::uint64_t cost = MemoryBytes(alpha_.pid(), "VmHWM") - before;
+  std::cout << before / kMiB << " MiB before, " << cost / kMiB << " MiB more" << std::endl;
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  EXPECT_LT(cost, 64 * kMiB);
+}
+
+TEST_P(CoordinatorsFrames, EndWithTheTrainersSession) {
+  auto chosen = std::make_unique<Chosen>(alpha_);
+  RawHttp2 coordinator = RawHttp2::Server(AcceptOne(chosen->listener, kPatienceMs));
+  ASSERT_TRUE(coordinator.connected()) << "the daemon has connected";
+  chosen = nullptr;
+  const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;
+  while (coordinator.connected()) {
+    GetParam().send(&coordinator);
+    ASSERT_LT(NowNs(), give_up_ns);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    PeerPort, CoordinatorsFrames,
+    testing::Values(
+        Frames{
+            "Headers",
+            [](RawHttp2* daemon) { return daemon->BeginHeaders("") && daemon->ContinueHeaders(); },
+            kHarm},
+        Frames{"Nothings", [](RawHttp2* daemon) { return daemon->SendNothings(); }, kHarm},
+        Frames{"LongNothings", [](RawHttp2* daemon) { return daemon->SendBulk(); }, kHarm},
+        // gRPC does not read on while its answers are not read.
+        Frames{"Pings", [](RawHttp2* daemon) { return daemon->SendPings(1000); },
+               "it sent nothing for"}),
+    [](const auto& one) { return one.param.name; });
+
 // A coordinator that says nothing, and one that answers no trainer.
 TEST(SlowCoordinator, KeepsNoQuotaOfTrainersThatGaveUp) {
   for (const bool welcomes : {false, true}) {

@@ -52,7 +52,9 @@ std::string Header(const std::string& name, const std::string& value) {
   return BigEndian(0, 1) + Text(name) + Text(value);
 }
 
+// An empty path: of an answer.
 std::string HeadersOf(const std::string& path) {
+  if (path.empty()) return Header(":status", "200") + Header("content-type", "application/grpc");
   return Header(":method", "POST") + Header(":scheme", "http") + Header(":path", path) +
          Header(":authority", "localhost") + Header("te", "trailers") +
          Header("content-type", "application/grpc");
@@ -63,13 +65,38 @@ std::string HeadersOf(const std::string& path) {
 RawHttp2::RawHttp2(const std::string& path, std::uint32_t window)
     : RawHttp2(ConnectUnix(path, SOCK_STREAM), window) {}
 
-RawHttp2::RawHttp2(Descriptor connected, std::uint32_t window) : fd_(std::move(connected)) {
+RawHttp2::RawHttp2(Descriptor connected, std::uint32_t window)
+    : RawHttp2(
+          std::move(connected),
+          "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
+              Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(window, 4))) {}
+
+RawHttp2 RawHttp2::Server(Descriptor accepted) {
+  return RawHttp2(std::move(accepted), Frame(kSettings, 0, 0, ""));
+}
+
+RawHttp2::RawHttp2(Descriptor connected, const std::string& first) : fd_(std::move(connected)) {
   if (fd_.get() < 0) return;
   connected_ = true;
   const timeval patience{5, 0};
   setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-  Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" +
-       Frame(kSettings, 0, 0, BigEndian(kInitialWindowSize, 2) + BigEndian(window, 4)));
+  setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  Send(first);
+}
+
+bool RawHttp2::AwaitCall() {
+  std::size_t skip = 24;  // the client's preface
+  for (std::string bytes;;) {
+    for (constexpr std::size_t kFrame = 9; bytes.size() >= skip + kFrame;) {
+      const auto* const frame = reinterpret_cast<const std::uint8_t*>(bytes.data()) + skip;
+      if (frame[3] == kHeaders) return true;
+      skip += kFrame + (frame[0] << 16 | frame[1] << 8 | frame[2]);
+    }
+    char more[1 << 12];
+    const ssize_t size = recv(fd_.get(), more, sizeof(more), 0);
+    if (size <= 0) return false;
+    bytes.append(more, static_cast<std::size_t>(size));
+  }
 }
 
 bool RawHttp2::Send(const std::string& bytes) {

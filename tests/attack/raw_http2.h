@@ -1,4 +1,5 @@
-// A client of HTTP/2 that sends frames by hand, so that it can do what gRPC's never does.
+// A client of HTTP/2 that sends frames by hand, so that it can do what gRPC's never does. Or a
+// server.
 
 #ifndef TESTS_ATTACK_RAW_HTTP2_H_
 #define TESTS_ATTACK_RAW_HTTP2_H_
@@ -17,6 +18,11 @@ class RawHttp2 {
   // `window`: the bytes of each answer that the server may send; it never gets more.
   RawHttp2(const std::string& path, std::uint32_t window);  // of a Unix socket
   RawHttp2(Descriptor connected, std::uint32_t window);
+  // A server, of a client that has connected. Its first call below is the answer to the client's
+  // first call, and `path` is empty.
+  static RawHttp2 Server(Descriptor accepted);
+  // A server: reads until the client's first call has begun.
+  bool AwaitCall();
 
   // False if the server has refused or ended the connection.
   bool connected() const { return connected_; }
@@ -68,6 +74,7 @@ class RawHttp2 {
   void StallAndClose();
 
  private:
+  RawHttp2(Descriptor connected, const std::string& first);
   bool Send(const std::string& bytes);
 
   Descriptor fd_;

@@ -83,6 +83,29 @@ TEST(HeaderFramesTest, TooManyCallsAreRefused) {
   EXPECT_TRUE(Take(bytes + third)) << "any number";
 }
 
+// A server sends no preface, and headers twice for a call.
+TEST(HeaderFramesTest, ServersHeadersAreLimitedPerConnection) {
+  HeaderFrames frames = HeaderFrames::OfServer(/*most_calls=*/2);
+  const auto take = [&](const std::string& bytes) {
+    return frames.Take(bytes.data(), bytes.size());
+  };
+  EXPECT_TRUE(take(Frame(4, 0, 0, Data(18))));
+  for (const std::uint32_t stream : {3u, 1u}) {
+    EXPECT_TRUE(
+        take(Frame(kHeaders, kEnd, stream, Headers(300)) + Frame(kData, 0, stream, Data(9))));
+    EXPECT_TRUE(take(Frame(kHeaders, kEnd | 1, stream, Headers(300)))) << "trailers";
+  }
+  EXPECT_FALSE(take(Frame(kHeaders, kEnd, 1, Headers(300))));
+}
+
+TEST(HeaderFramesTest, ServersHeadersMustEnd) {
+  HeaderFrames frames = HeaderFrames::OfServer(/*most_calls=*/2);
+  const std::string begun = Frame(kHeaders, 0, 1, Headers(300));
+  EXPECT_TRUE(frames.Take(begun.data(), begun.size()));
+  const std::string more = Frame(kContinuation, 0, 1, Headers(HeaderFrames::kMostBytes));
+  EXPECT_FALSE(frames.Take(more.data(), more.size()));
+}
+
 TEST(HeaderFramesTest, HeadersMayBeInSeveralFrames) {
   const std::string headers = Headers(HeaderFrames::kMostBytes);
   const std::string bytes =

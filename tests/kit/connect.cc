@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -45,6 +46,25 @@ Descriptor ConnectTcp(const std::string& to, const std::string& from_host) {
   const int on = 1;
   setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   return fd;
+}
+
+Descriptor ListenTcp(const std::string& host, std::string* address) {
+  Descriptor fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in bound = AddressOf(host, 0);
+  auto* const any = reinterpret_cast<sockaddr*>(&bound);
+  socklen_t size = sizeof(bound);
+  if (bind(fd.get(), any, size) != 0 || listen(fd.get(), SOMAXCONN) != 0 ||
+      getsockname(fd.get(), any, &size) != 0) {
+    return Descriptor();
+  }
+  *address = host + ":" + std::to_string(ntohs(bound.sin_port));
+  return fd;
+}
+
+Descriptor AcceptOne(const Descriptor& listener, int timeout_ms) {
+  pollfd waits{listener.get(), POLLIN, 0};
+  if (poll(&waits, 1, timeout_ms) != 1) return Descriptor();
+  return Descriptor(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
 }
 
 }  // namespace gradsync

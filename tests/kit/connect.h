@@ -16,6 +16,11 @@ Descriptor ConnectUnix(const std::string& path, int type);
 // belong to it. What is sent goes at once. Invalid: it was refused. Thread-safe.
 Descriptor ConnectTcp(const std::string& to, const std::string& from_host = "0.0.0.0");
 
+// Listens on a free port of an IPv4 address of this machine. Sets `*address` to "host:port".
+Descriptor ListenTcp(const std::string& host, std::string* address);
+// The next connection. Invalid: none has come after `timeout_ms`. Thread-safe.
+Descriptor AcceptOne(const Descriptor& listener, int timeout_ms);
+
 }  // namespace gradsync
 
 #endif  // TESTS_KIT_CONNECT_H_

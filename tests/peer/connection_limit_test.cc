@@ -501,7 +501,7 @@ class RefusedSenders : public VainSenders {
  protected:
   // One call is allowed, and two come. Then the daemon closes the connection.
   static void MakeTwoCallsAndEnd(Sender* sender) {
-    BorrowedSocket(sender->ours.get()).LimitHeaders(/*most_calls=*/1);
+    BorrowedSocket(sender->ours.get()).LimitHeaders(HeaderFrames(/*most_calls=*/1));
     std::string bytes = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     for (const char stream : {1, 3}) bytes += std::string("\0\0\0\1\4\0\0\0", 8) + stream;
     ASSERT_EQ(send(sender->theirs.get(), bytes.data(), bytes.size(), 0),
@@ -528,7 +528,7 @@ TEST_F(RefusedSenders, ArePausedAlthoughANewConnectionHasTheirDescriptor) {
   early = UniqueFd();  // its number is for the client's end
   const Sender next = Connect(kStranger);
   ASSERT_EQ(next.ours.get(), number);
-  BorrowedSocket(number).LimitHeaders(/*most_calls=*/1);
+  BorrowedSocket(number).LimitHeaders(HeaderFrames(/*most_calls=*/1));
   EXPECT_EQ(Look(), 1u);
   EXPECT_FALSE(Ended(next));
   const absl::Status refused = Admit(next);

@@ -25,8 +25,12 @@
 #include "daemon/rpc/completion_dispatcher.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
+#include "tests/attack/raw_http2.h"
+#include "tests/job/recording_sink.h"
+#include "tests/kit/connect.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/manual_clock.h"
+#include "tests/kit/soon.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -116,18 +120,25 @@ class CoordinatorLinkTableTest : public testing::Test {
 
   // A rank of the user joins a job there. It ends up at this daemon, which has no such job.
   void JoinOf(const Tenant& user) {
+    EXPECT_EQ(Answer(Join(user, coordinator_.address())), absl::NotFoundError("here"));
+    table_.DropEnded();
+  }
+
+  std::future<absl::Status> Join(const Tenant& user, const std::string& coordinator) {
     JoinRequest request;
     request.key = JobKey{user.uid, "job", ""};
     request.pod = user.pod;
     request.world_size = 2;
-    request.coordinator = coordinator_.address();
+    request.coordinator = coordinator;
+    request.patience_ns = std::uint64_t{kPatienceMs} * 1'000'000;
     const auto answer = std::make_shared<std::promise<absl::Status>>();
-    auto answered = answer->get_future();
-    table_.Join(request, nullptr,
+    table_.Join(request, std::make_shared<RecordingSink>(),
                 [answer](const auto& joined) { answer->set_value(joined.status()); });
-    ASSERT_EQ(answered.wait_for(std::chrono::milliseconds(kPatienceMs)), std::future_status::ready);
-    EXPECT_EQ(answered.get(), absl::NotFoundError("here"));
-    table_.DropEnded();
+    return answer->get_future();
+  }
+  static absl::Status Answer(std::future<absl::Status> answer) {
+    const auto state = answer.wait_for(std::chrono::milliseconds(kPatienceMs));
+    return state == std::future_status::ready ? answer.get() : absl::UnknownError("no answer");
   }
 
   MirrorCoordinator coordinator_;
@@ -159,6 +170,33 @@ TEST_F(CoordinatorLinkTableTest, NoUserReliesOnWhatACoordinatorHasToldAnother) {
   const Tenant pod(kUser, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60"));
   JoinOf(pod);
   EXPECT_EQ(coordinator_.dialed(), Users({kUser, kOther, kUser}));
+}
+
+TEST_F(CoordinatorLinkTableTest, AUserWhoseCoordinatorDoesHarmWaits) {
+  const Tenant user(kUser);
+  std::string address;
+  const Descriptor listener = ListenTcp("127.0.0.1", &address);
+  std::future<absl::Status> refused = Join(user, address);
+  auto coordinator = attack::RawHttp2::Server(AcceptOne(listener, kPatienceMs));
+  ASSERT_TRUE(Soon([&] {
+    table_.Tick(clock_.NowNs());
+    return !coordinator.SendBulk();
+  }));
+  const absl::Status why = Answer(std::move(refused));
+  EXPECT_TRUE(absl::IsPermissionDenied(why)) << why;
+  for (int look = 0; look < 2; ++look) {
+    const absl::Status paused = Answer(Join(user, address));
+    EXPECT_TRUE(absl::IsResourceExhausted(paused)) << paused;
+    EXPECT_NE(paused.message().find("a coordinator of user 1000 did harm"), std::string::npos)
+        << paused;
+    table_.DropEnded();  // the pause outlives the link
+  }
+  JoinOf(Tenant(kOther));
+
+  clock_.Advance(GrowingPause::kFirstNs);
+  const std::future<absl::Status> again = Join(user, address);
+  EXPECT_GE(AcceptOne(listener, kPatienceMs).get(), 0) << "it is dialed anew";
+  table_.EndRanks(absl::CancelledError("the test ends"));
 }
 
 }  // namespace

@@ -52,6 +52,7 @@ class CoordinatorLinkTest : public testing::Test {
     context.reaper = &reaper_;
     context.clock = &clock_;
     context.tls = true;  // otherwise the kernel is asked who answers
+    context.sockets = std::make_shared<DialedSockets>(/*plain_text=*/false);
     return context;
   }
   JoinRequest JoinMessage() const {

@@ -387,6 +387,7 @@ class LinkTurnsTest : public testing::Test {
     context.reaper = &reaper_;
     context.clock = &clock_;
     context.tls = true;  // otherwise the kernel is asked who answers
+    context.sockets = std::make_shared<DialedSockets>(/*plain_text=*/false);
     const JobKey key{kUser.uid, "job", ""};
     link_ = CoordinatorLink::Create(context, address, key);
     JoinRequest join;
