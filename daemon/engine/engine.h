@@ -97,9 +97,11 @@ class Engine {
   // to submit theirs: the job has the step's deadline.
   virtual void Submit(Exchange* exchange) = 0;
 
-  // Copies root_node's `data` to the `data` of every other node. The caller owns `data` and keeps
-  // it alive until done(). `bytes` is the same on every node. Ordered with Submit.
-  virtual void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+  // Copies the first of root_node's buffers to its other buffers, and to every buffer of every
+  // other node. Each node gives one buffer or more. The caller owns the buffers and keeps them
+  // alive until done(). `bytes`, of each buffer, is the same on every node. Ordered with Submit.
+  virtual void Broadcast(std::vector<std::byte*> buffers, std::size_t bytes,
+                         std::uint32_t root_node,
                          std::function<void(const absl::Status&)> done) = 0;
 
   // Fails the engine with `why`, on every node. The other nodes get the code, reason, message and

@@ -3,13 +3,13 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/engine/broadcast.h"
 #include "daemon/engine/engine_errors.h"
 #include "daemon/engine/lane_memory.h"
 #include "daemon/engine/local_address.h"
@@ -185,18 +185,10 @@ void TcpEngine::Submit(Exchange* exchange) {
   Push(work);
 }
 
-void TcpEngine::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
-                          std::function<void(const absl::Status&)> done) {
-  auto* exchange = new Exchange;  // deleted when it has finished
-  exchange->count = bytes;
-  exchange->gather = [data](std::size_t first, std::size_t count, std::byte* to) {
-    std::memcpy(to, data + first, count);
-  };
-  exchange->scatter = [data](std::size_t first, std::size_t count, const std::byte* from) {
-    std::memcpy(data + first, from, count);
-  };
-  exchange->done = std::move(done);
-  PushBroadcast(exchange, root_node, /*owned=*/true);
+void TcpEngine::Broadcast(std::vector<std::byte*> buffers, std::size_t bytes,
+                          std::uint32_t root_node, std::function<void(const absl::Status&)> done) {
+  auto exchange = MakeBroadcast(std::move(buffers), bytes, std::move(done));
+  PushBroadcast(exchange.release(), root_node, /*owned=*/true);  // deleted when it has finished
 }
 
 void TcpEngine::SubmitBroadcast(Exchange* exchange, std::uint32_t root_node) {

@@ -52,7 +52,7 @@ class TcpEngine final : public Engine, private TcpLane::Owner {
   TcpEngine& operator=(const TcpEngine&) = delete;
 
   void Submit(Exchange* exchange) override;
-  void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+  void Broadcast(std::vector<std::byte*> buffers, std::size_t bytes, std::uint32_t root_node,
                  std::function<void(const absl::Status&)> done) override;
   // As Broadcast(), through an exchange of bytes, which the caller owns as with Submit(). The root
   // gathers, the others scatter.

@@ -148,21 +148,13 @@ void NodeExchange::StartLocked(std::unique_ptr<Running> given) {
     engine_->Submit(&running->exchange);
     return;
   }
-  std::byte* data = nullptr;
-  if (work.buffers.empty()) {
+  std::vector<std::byte*> buffers = work.buffers;
+  if (buffers.empty()) {
     running->scratch.resize(work.count);
-    data = running->scratch.data();
-  } else {
-    data = work.buffers.front();
+    buffers.push_back(running->scratch.data());
   }
-  engine_->Broadcast(data, work.count, static_cast<std::uint32_t>(work.root_node),
-                     [this, running](const absl::Status& status) {
-                       const auto& buffers = running->work.buffers;
-                       for (std::size_t i = 1; status.ok() && i < buffers.size(); ++i) {
-                         std::memcpy(buffers[i], buffers[0], running->work.count);
-                       }
-                       Finished(running, status);
-                     });
+  engine_->Broadcast(std::move(buffers), work.count, static_cast<std::uint32_t>(work.root_node),
+                     [this, running](const absl::Status& status) { Finished(running, status); });
 }
 
 void NodeExchange::Finished(Running* running, const absl::Status& status) {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "daemon/arena/sealed_memory.h"
 #include "daemon/base/error.h"
 #include "daemon/base/thread.h"
+#include "daemon/engine/broadcast.h"
 #include "daemon/engine/lane_memory.h"
 #include "daemon/worker/engine_main.h"
 #include "daemon/worker/store_desk.h"
@@ -240,17 +240,10 @@ void EngineProcess::Submit(Exchange* exchange) {
   SubmitCall(std::move(call));
 }
 
-void EngineProcess::Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+void EngineProcess::Broadcast(std::vector<std::byte*> buffers, std::size_t bytes,
+                              std::uint32_t root_node,
                               std::function<void(const absl::Status&)> done) {
-  auto exchange = std::make_unique<Exchange>();
-  exchange->count = bytes;
-  exchange->gather = [data](std::size_t first, std::size_t count, std::byte* to) {
-    std::memcpy(to, data + first, count);
-  };
-  exchange->scatter = [data](std::size_t first, std::size_t count, const std::byte* from) {
-    std::memcpy(data + first, from, count);
-  };
-  exchange->done = std::move(done);
+  auto exchange = MakeBroadcast(std::move(buffers), bytes, std::move(done));
   worker::Call call;
   worker::EngineExchange* const message = call.mutable_engine_exchange();
   message->set_count(bytes);

@@ -62,7 +62,7 @@ class EngineProcess final : public Engine {
   EngineProcess& operator=(const EngineProcess&) = delete;
 
   void Submit(Exchange* exchange) override;
-  void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+  void Broadcast(std::vector<std::byte*> buffers, std::size_t bytes, std::uint32_t root_node,
                  std::function<void(const absl::Status&)> done) override;
   void Abort(const absl::Status& why) override;
   EngineStatistics Statistics() const override;

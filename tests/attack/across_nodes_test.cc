@@ -56,6 +56,7 @@ TEST_P(AcrossNodes, ANeighboursStepsKeepTheirTime) {
 
 INSTANTIATE_TEST_SUITE_P(Attacks, AcrossNodes,
                          testing::Values("steps_across", "registrations_across",
+                                         "large_buckets_across", "broadcasts_across",
                                          "coordinators_headers", "coordinators_nothings",
                                          "coordinators_pings"),
                          [](const auto& one) { return one.param; });

@@ -114,19 +114,22 @@ void ShortTimeouts(const Target& target) {
   });
 }
 
-// Four ranks that broadcast more than the staging memory without a pause: the daemon copies it.
-void Broadcasts(const Target& target) {
-  constexpr std::uint32_t kRanks = 4;
-  OnThreads(kRanks, [&](int thread, const Begun& begun) {
+// Jobs of four ranks that broadcast without a pause: the daemon copies. `across`: all ranks but the
+// first are on the other node.
+void Broadcasts(const Target& target, int jobs, std::size_t bytes, bool across) {
+  constexpr int kRanks = 4;
+  OnThreads(jobs * kRanks, [&](int thread, const Begun& begun) {
+    const int rank = thread % kRanks;
     SessionOptions options;
-    options.socket = target.socket;
-    options.job_id = "broadcasts";
-    options.rank = static_cast<std::uint32_t>(thread);
+    options.socket = across && rank > 0 ? target.other_socket : target.socket;
+    if (across) options.coordinator = target.peer;
+    options.job_id = "broadcasts" + std::to_string(thread / kRanks);
+    options.rank = static_cast<std::uint32_t>(rank);
     options.world_size = kRanks;
     const auto session = Session::Join(options);
     if (!session.ok()) std::cerr << "attacker: " << session.status() << std::endl;
     begun();
-    std::vector<char> data(48 << 20);
+    std::vector<char> data(bytes);
     while (session.ok() && (*session)->Broadcast(data.data(), data.size(), /*root=*/0).ok()) {
     }
   });
@@ -326,11 +329,10 @@ v1::SessionRequest OpenAcross(const Target& target, std::uint32_t rank, std::uin
   return open;
 }
 
-// Jobs of two nodes that end steps of many buckets without a pause. The rank of the other node is
-// the last one, so that its message launches all buckets.
-void StepsAcross(const Target& target) {
+// Jobs of two nodes that end steps without a pause. The rank of the other node is the last one, so
+// that its message launches all buckets.
+void StepsAcross(const Target& target, std::size_t buckets, std::uint64_t count) {
   constexpr int kJobs = 2;
-  constexpr std::size_t kBuckets = 4096;
   std::atomic<std::uint64_t> ended[kJobs] = {};  // by the first rank
   OnThreads(2 * kJobs, [&](int thread, const Begun& begun) {
     const auto rank = static_cast<std::uint32_t>(thread % 2);
@@ -341,7 +343,7 @@ void StepsAcross(const Target& target) {
     RawSession session(node.socket);
     const auto channels =
         Join(node, OpenAcross(target, rank, 2, "steps" + std::to_string(thread / 2)),
-             {RawSession::LayoutRequest(kBuckets, 1)}, &session);
+             {RawSession::LayoutRequest(buckets, count)}, &session);
     begun();
     for (std::uint64_t step = 1; !channels.empty(); ++step) {
       while (rank == 1 && first < step) {
@@ -439,7 +441,8 @@ Attacks SessionAttacks() {
       {"many_sessions", {[](const Target& t) { Steps(t, 32, 1, 256, 256); }}},
       // Long slices of the reduce threads.
       {"large_buckets", {[](const Target& t) { Steps(t, 2, 4, 4, 2 << 20); }}},
-      {"broadcasts", {Broadcasts}},
+      // More than the staging memory.
+      {"broadcasts", {[](const Target& t) { Broadcasts(t, 1, 48 << 20, /*across=*/false); }}},
       {"mapping", {Mapping}},
       {"many_layouts", {ManyLayouts}},
       {"abandoned_steps", {AbandonedSteps}},
@@ -449,7 +452,14 @@ Attacks SessionAttacks() {
       {"kept_holes", {KeptHoles}},
       {"other_tokens", {OtherTokens, /*on_peer_port=*/false, /*across=*/false, /*on_victim=*/true}},
       {"worker_starts", {WorkerStarts}},
-      {"steps_across", {StepsAcross, /*on_peer_port=*/false, /*across=*/true}},
+      {"steps_across",
+       {[](const Target& t) { StepsAcross(t, 4096, 1); }, /*on_peer_port=*/false, /*across=*/true}},
+      {"large_buckets_across",
+       {[](const Target& t) { StepsAcross(t, 4, 2 << 20); }, /*on_peer_port=*/false,
+        /*across=*/true}},
+      {"broadcasts_across",
+       {[](const Target& t) { Broadcasts(t, 8, 8 << 20, /*across=*/true); },
+        /*on_peer_port=*/false, /*across=*/true}},
       {"registrations_across", {RegistrationsAcross, /*on_peer_port=*/false, /*across=*/true}},
   };
 }

@@ -143,6 +143,7 @@ TEST_P(EngineContract, BroadcastsFromEveryNodeInOrderWithExchanges) {
   for (std::uint32_t root = 0; root < nodes_; ++root) {
     for (const std::size_t bytes : {0, 1, 63, 64, 65, 1000, 300'001}) {
       std::vector<std::vector<std::byte>> data(nodes_, std::vector<std::byte>(bytes));
+      std::vector<std::vector<std::byte>> others = data;  // of a second rank on each node
       for (std::size_t i = 0; i < bytes; ++i) data[root][i] = static_cast<std::byte>(i * 7 + root);
       const std::vector<std::byte> expected = data[root];
       const auto before = Buckets(DataType::kFloat32, 777);
@@ -151,7 +152,7 @@ TEST_P(EngineContract, BroadcastsFromEveryNodeInOrderWithExchanges) {
       Submit(before);
       for (std::uint32_t node = 0; node < nodes_; ++node) {
         engines_[node]->Broadcast(
-            data[node].data(), bytes, root,
+            {data[node].data(), others[node].data()}, bytes, root,
             [&, node](const absl::Status& status) { done[node].Set(status); });
       }
       Submit(after);
@@ -160,6 +161,7 @@ TEST_P(EngineContract, BroadcastsFromEveryNodeInOrderWithExchanges) {
         ASSERT_TRUE(status.has_value());
         ASSERT_TRUE(status->ok()) << *status;
         ASSERT_EQ(data[node], expected) << "node " << node << " of root " << root;
+        ASSERT_EQ(others[node], expected) << "node " << node << " of root " << root;
       }
       ExpectSums(before, DataType::kFloat32, 777);
       ExpectSums(after, DataType::kBfloat16, 12345);
@@ -206,7 +208,7 @@ TEST_P(EngineContract, AbortFailsPendingAndLaterExchangesOnEveryNode) {
   }
   std::vector<std::byte> data(100);
   Event broadcast;
-  engines_[0]->Broadcast(data.data(), data.size(), 0,
+  engines_[0]->Broadcast({data.data()}, data.size(), 0,
                          [&](const absl::Status& status) { broadcast.Set(status); });
   const auto status = broadcast.Wait();
   ASSERT_TRUE(status.has_value());

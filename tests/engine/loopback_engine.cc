@@ -1,6 +1,7 @@
 #include "tests/engine/loopback_engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "daemon/base/clock.h"
@@ -35,10 +36,14 @@ LoopbackEngine::~LoopbackEngine() {
 
 void LoopbackEngine::Submit(Exchange* exchange) { Push({exchange, false}); }
 
-void LoopbackEngine::Broadcast(std::byte*, std::size_t, std::uint32_t root_node,
+void LoopbackEngine::Broadcast(std::vector<std::byte*> buffers, std::size_t bytes,
+                               std::uint32_t root_node,
                                std::function<void(const absl::Status&)> done) {
   auto* exchange = new Exchange;
   if (root_node == 0) {
+    for (std::byte* const buffer : buffers) {
+      if (buffer != buffers.front()) std::memcpy(buffer, buffers.front(), bytes);
+    }
     exchange->done = std::move(done);
   } else {
     exchange->done = [done = std::move(done)](const absl::Status&) {

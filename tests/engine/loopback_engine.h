@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -32,7 +33,7 @@ class LoopbackEngine final : public Engine {
 
   void Submit(Exchange* exchange) override;
   // The only node is root_node 0, so nothing has to be sent.
-  void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root_node,
+  void Broadcast(std::vector<std::byte*> buffers, std::size_t bytes, std::uint32_t root_node,
                  std::function<void(const absl::Status&)> done) override;
   void Abort(const absl::Status& why) override;
   EngineStatistics Statistics() const override;

@@ -46,12 +46,10 @@ class HeldEngines::HeldEngine final : public Engine {
   explicit HeldEngine(HeldEngines* owner) : owner_(owner) {}
   ~HeldEngine() override { owner_->Drop(this); }
 
-  void Submit(Exchange* exchange) override {
-    owner_->Add({this, exchange, nullptr, 0, exchange->done});
-  }
-  void Broadcast(std::byte* data, std::size_t bytes, std::uint32_t,
+  void Submit(Exchange* exchange) override { owner_->Add({this, exchange, {}, 0, exchange->done}); }
+  void Broadcast(std::vector<std::byte*> buffers, std::size_t bytes, std::uint32_t,
                  std::function<void(const absl::Status&)> done) override {
-    owner_->Add({this, nullptr, data, bytes, std::move(done)});
+    owner_->Add({this, nullptr, std::move(buffers), bytes, std::move(done)});
   }
   // done() follows when the fuzzer, or the end, comes to it.
   void Abort(const absl::Status&) override {}
@@ -140,7 +138,7 @@ void HeldEngines::Carry(const Held& held, const absl::Status& status) {
       exchange.scatter(0, exchange.count, sum.get());
     }
   } else if (status.ok() && held.bytes > 0) {
-    std::memset(held.data, 'b', held.bytes);
+    for (std::byte* const buffer : held.buffers) std::memset(buffer, 'b', held.bytes);
   }
   held.done(status);
 }

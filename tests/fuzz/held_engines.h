@@ -52,7 +52,7 @@ class HeldEngines {
   struct Held {
     HeldEngine* engine = nullptr;
     Exchange* exchange = nullptr;  // null: a broadcast
-    std::byte* data = nullptr;
+    std::vector<std::byte*> buffers;
     std::size_t bytes = 0;
     std::function<void(const absl::Status&)> done;
   };

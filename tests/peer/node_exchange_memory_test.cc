@@ -43,7 +43,7 @@ class HandDrivenEngine final : public Engine {
  public:
   explicit HandDrivenEngine(std::promise<Exchange*>* submitted) : submitted_(submitted) {}
   void Submit(Exchange* exchange) override { submitted_->set_value(exchange); }
-  void Broadcast(std::byte*, std::size_t, std::uint32_t,
+  void Broadcast(std::vector<std::byte*>, std::size_t, std::uint32_t,
                  std::function<void(const absl::Status&)>) override {}
   void Abort(const absl::Status&) override {}
   EngineStatistics Statistics() const override { return {}; }

@@ -64,7 +64,7 @@ class BufferCounter final : public Engine {
     counted_->set_value(exchange->buffers);
     engine_.Submit(exchange);
   }
-  void Broadcast(std::byte*, std::size_t, std::uint32_t,
+  void Broadcast(std::vector<std::byte*>, std::size_t, std::uint32_t,
                  std::function<void(const absl::Status&)>) override {}
   void Abort(const absl::Status& why) override { engine_.Abort(why); }
   EngineStatistics Statistics() const override { return engine_.Statistics(); }

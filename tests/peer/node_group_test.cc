@@ -121,7 +121,7 @@ class HeldEngine final : public Engine {
     }
     record_->submitted.Set();
   }
-  void Broadcast(std::byte*, std::size_t, std::uint32_t,
+  void Broadcast(std::vector<std::byte*>, std::size_t, std::uint32_t,
                  std::function<void(const absl::Status&)> done) override {
     {
       const std::lock_guard<std::mutex> lock(record_->mutex);

@@ -99,7 +99,7 @@ TEST(EngineProcess, ProcessThatBreaksTheProtocolIsKilled) {
     EXPECT_EQ(late.Wait(), status);
     Event broadcast;
     std::byte byte{};
-    (*scripted.engine_)->Broadcast(&byte, 1, 1, [&](const absl::Status& why) {
+    (*scripted.engine_)->Broadcast({&byte}, 1, 1, [&](const absl::Status& why) {
       broadcast.Set(why);
     });
     EXPECT_EQ(broadcast.Wait(), status);
