@@ -19,10 +19,6 @@
 namespace gradsync::daemon {
 namespace {
 
-// What other threads let gRPC make between CountedConnection::Next() and the connection. A rotation
-// of the descriptors' numbers takes longer, so meanwhile no other connection has the name.
-constexpr std::intptr_t kMostBetween = 256;
-
 // Takes an answer of gRPC: JSON, or null. It is searched as text: to parse one takes 0.3 ms.
 std::string Text(char* json) {
   std::string text = json == nullptr ? "" : json;
@@ -70,7 +66,7 @@ CallCounts ConnectionCounts(absl::string_view socket) {
   return Counts(socket, "streamsStarted", "streamsSucceeded", "streamsFailed");
 }
 
-// Held while CountedConnection::Next() has a server of its own.
+// Held while NewestNumber() has a server of its own.
 Mutex* NextMutex() {
   static auto* const mutex = new Mutex;
   return mutex;
@@ -85,6 +81,17 @@ std::intptr_t NewestServer(std::intptr_t newest) {
     end = servers.empty() || IsLast(page);
   }
   return newest;
+}
+
+// gRPC's number of an object that it makes now.
+std::intptr_t NewestNumber() {
+  static std::intptr_t last = 0;
+  MutexLock lock(NextMutex());
+  // gRPC does not tell the number that it gave last. So this makes a server, which takes 2 us.
+  grpc_server* const made = grpc_server_create(nullptr, nullptr);
+  last = NewestServer(last);
+  grpc_server_destroy(made);
+  return last;
 }
 
 }  // namespace
@@ -143,12 +150,7 @@ bool CountedServer::HasConnections() const {
 CountedConnection CountedConnection::Next(int descriptor) {
   CountedConnection next;
   next.name_ = absl::StrCat(" fd:", descriptor, "\"");
-  static std::intptr_t last = 0;
-  MutexLock lock(NextMutex());
-  // gRPC does not tell the number that it gave last. So this makes a server, which takes 2 us.
-  grpc_server* const made = grpc_server_create(nullptr, nullptr);
-  next.after_ = last = NewestServer(last);
-  grpc_server_destroy(made);
+  next.after_ = NewestNumber();
   return next;
 }
 
@@ -158,10 +160,12 @@ std::optional<CallCounts> CountedConnection::Calls() {
     if (answer.empty()) return std::nullopt;
     return ConnectionCounts(answer);
   }
-  for (std::intptr_t id = after_ + 1; id <= after_ + kMostBetween; ++id) {
-    const std::string answer = Text(grpc_channelz_get_socket(id));
+  // Other threads may let gRPC make any number of objects before this connection. A later object of
+  // that name would be a connection that has got the descriptor after this one.
+  for (const std::intptr_t newest = NewestNumber(); after_ < newest;) {
+    const std::string answer = Text(grpc_channelz_get_socket(++after_));
     if (!absl::StrContains(answer, name_)) continue;
-    id_ = id;
+    id_ = after_;
     return ConnectionCounts(answer);
   }
   return std::nullopt;

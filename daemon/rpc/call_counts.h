@@ -55,8 +55,8 @@ class CountedServer {
 };
 
 // A connection from AddInsecureChannelFromFd(). gRPC does not list it. But gRPC numbers all its
-// objects, so this class tries the next numbers until the name is right. Not thread-safe; copies
-// are independent.
+// objects, so this class tries the next numbers, each once, until the name is right. Not
+// thread-safe; copies are independent.
 class CountedConnection {
  public:
   // The connection that gRPC is about to make from this descriptor. Called right before

@@ -1,6 +1,7 @@
 #include "daemon/rpc/call_counts.h"
 
 #include <fcntl.h>
+#include <grpc/grpc.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -124,6 +125,23 @@ TEST(CallCountsTest, CallsOfADescriptorsConnectionAreCounted) {
   one.channel = nullptr;
   EXPECT_TRUE(Soon([&] { return !one.counted.Calls().has_value(); }));
   EXPECT_TRUE(two.counted.Calls().has_value());
+}
+
+TEST(CallCountsTest, AConnectionIsFoundHoweverManyObjectsComeBeforeIt) {
+  const Server server;
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+  CountedConnection counted = CountedConnection::Next(ends[0]);
+  for (int look = 0; look < 2; ++look) {
+    for (int i = 0; i < 500; ++i) grpc_server_destroy(grpc_server_create(nullptr, nullptr));
+    EXPECT_FALSE(counted.Calls().has_value()) << "gRPC has not made it";
+  }
+  grpc::AddInsecureChannelFromFd(server.server.get(), ends[0]);
+  const auto channel = grpc::CreateInsecureChannelFromFd("test", ends[1]);
+  EXPECT_EQ(Call(channel), grpc::StatusCode::UNIMPLEMENTED);
+  const auto calls = counted.Calls();
+  ASSERT_TRUE(calls.has_value());
+  EXPECT_EQ(calls->started, 1u);
 }
 
 TEST(CallCountsTest, AServerThatHasEndedHasNoCalls) {
