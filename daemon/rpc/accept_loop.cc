@@ -253,13 +253,12 @@ bool AcceptLoop::HasDescriptors(bool* scarce) {
 }
 
 std::string AcceptLoop::WhyRefused(const Tenant& user, bool scarce) {
-  if (connections_->IsFull(user)) {
-    return "the user has as many connections, or descriptors, as a user may";
-  }
   const bool trusted = IsTrusted(user);
-  if (scarce && !reserve_.Admits(connections_->Count(user), trusted)) return kScarce;
+  const bool full = connections_->IsFull(user);
+  if (!full && scarce && !reserve_.Admits(connections_->Count(user), trusted)) return kScarce;
+  // A refused connection takes as much of this thread's time as others do.
   if (!trusted && !rate_.Take(user, MonotonicNowNs())) return kTooOften;
-  return "";
+  return full ? "the user has as many connections, or descriptors, as a user may" : "";
 }
 
 void AcceptLoop::Refused(std::string_view message, const Tenant& user, pid_t pid,

@@ -141,6 +141,7 @@ class World {
     context.reaper = &reaper_;
     context.clock = &clock_;
     context.tls = true;  // otherwise the kernel is asked who answers
+    context.sockets = std::make_shared<DialedSockets>(/*plain_text=*/false);
     context.here = &here_;
     return context;
   }

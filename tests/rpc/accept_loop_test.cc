@@ -167,6 +167,28 @@ TEST_F(AcceptLoopTest, TheSideSocketCountsNoConnectionForWhichItHasNoDescriptors
   EXPECT_TRUE(answered);
 }
 
+// To refuse one takes time, too.
+TEST_F(AcceptLoopTest, ConnectionsOfAUserThatHasAllItMayHaveCountAsConnects) {
+  auto all = descriptors_.Take(Tenant(kOther), 1000);
+  ASSERT_TRUE(all.ok());
+  std::vector<UniqueFd> refused(600);  // more than a user may connect at once
+  for (UniqueFd& client : refused) client = grpc_.MakeClient();
+  const auto connect = [&](const UniqueFd& client) {
+    return grpc_.Connect(client) && Receive(client) == 0;
+  };
+  bool are_refused = true, is_refused = false;
+  const UniqueFd next = grpc_.MakeClient();
+  const auto use_up = [&] {
+    for (const UniqueFd& client : refused) are_refused = are_refused && connect(client);
+    all->reset();
+    is_refused = connect(next);
+  };
+  if (!AsOther(use_up)) GTEST_SKIP() << "it cannot become another user";
+  EXPECT_TRUE(are_refused);
+  EXPECT_TRUE(is_refused);
+  EXPECT_EQ(Given(), 0u);
+}
+
 // gRPC may close its descriptor long after the client has closed the connection.
 TEST_F(AcceptLoopTest, TicksUntilTheReserveIsFull) {
   UniqueFd client = grpc_.MakeClient();
