@@ -399,7 +399,8 @@ std::vector<OptionEntry> MakeTable() {
             "A node is lost if, for this long, another node hears nothing from it or its data "
             "does not arrive. Slow trainers do not count: step_timeout bounds them. Other users' "
             "sums on that node do count: see reduce_threads. Whatever this option says, a node is "
-            "also lost if its daemon does not answer the other daemon for 5 s.",
+            "also lost if its daemon does not answer the other daemon for 5 s (15 s if bytes of it "
+            "wait to be read).",
             "30s"}),
 
       Path(&Options::cuda_library, "a library's name or absolute path", CheckLibrary,

@@ -292,7 +292,11 @@ class Acceptor {
     socklen_t length = sizeof(peer);
     UniqueFd fd(accept4(listener_.fd.get(), reinterpret_cast<sockaddr*>(&peer), &length,
                         SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd.valid()) return;
+    if (!fd.valid()) {
+      // The connection stays in the queue, so the next look finds it with a free descriptor.
+      if ((errno == EMFILE || errno == ENFILE) && !strangers_.empty()) DropOne();
+      return;
+    }
     if (strangers_.size() >= kCrowd + 2 * missing_) DropOne();
     const CallerKey caller = CallerKeyOf(TcpEnd::Of(peer).ip, CallerPlaceOf(fd.get(), peer));
     SendAtOnce(fd.get());

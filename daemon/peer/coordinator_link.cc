@@ -28,8 +28,10 @@ constexpr std::uint64_t kUnusedNs = 5'000'000'000;
 // After so long between two ticks this daemon itself was stopped, and has yet to read its messages.
 constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
 
-// A coordinator that sends nothing for so long is lost. It pings once in kPingPeriodNs.
+// A coordinator that sends nothing for so long is lost. It pings once in kPingPeriodNs. If bytes
+// wait in the socket, because gRPC's threads are busy, it has longer.
 constexpr std::uint64_t kSilenceNs = kPeerSilenceNs + kPingPeriodNs;
+constexpr std::uint64_t kUnreadNs = kUnreadSilenceNs + kPingPeriodNs;
 
 // More than these was read in vain of no honest coordinator. Until the Welcome it sends a few
 // frames; afterwards see kMostVain in peer_server.cc.
@@ -43,8 +45,8 @@ constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 constexpr int kLightRanks = 64;
 constexpr std::size_t kLightCallBytes = 256;
 
-std::string WhySilent() {
-  return absl::StrCat("it sent nothing for ", kSilenceNs / 1'000'000'000,
+std::string WhySilent(std::uint64_t silent_ns) {
+  return absl::StrCat("it sent nothing for ", silent_ns / 1'000'000'000,
                       " s: its daemon is stopped, or the link is down");
 }
 
@@ -570,9 +572,11 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     const bool dialing = state_ == State::kDialing;
     if (dialing && !has_message && !probing_ && ranks_.Overdue(now_ns)) {
       probe = probing_ = true;
-    } else if (up && !has_message && now_ns > heard_ns_.load() + kSilenceNs) {
+    } else if (up && !has_message && now_ns > heard_ns_.load() + kSilenceNs &&
+               (now_ns > heard_ns_.load() + kUnreadNs || context_.sockets->UnreadBytes() == 0)) {
       cancel = true;
-      if (cause_.empty()) cause_ = WhySilent();
+      if (cause_.empty())
+        cause_ = WhySilent(now_ns > heard_ns_.load() + kUnreadNs ? kUnreadNs : kSilenceNs);
     } else if (up) {
       // A link whose job has never formed keeps no engine.
       const std::uint64_t idle_ns = engine_->engines_made() == 0 ? kUnusedNs : context_.idle_ns;

@@ -81,6 +81,13 @@ void DialedSockets::Close() {
   for (const Dialed& one : dialed_) one.socket.End();
 }
 
+std::size_t DialedSockets::UnreadBytes() {
+  std::size_t bytes = 0;
+  MutexLock lock(&mutex_);
+  for (const Dialed& one : dialed_) bytes += one.socket.UnreadBytes();
+  return bytes;
+}
+
 std::uint64_t DialedSockets::Look() {
   std::uint64_t bytes = 0;
   MutexLock lock(&mutex_);

@@ -38,6 +38,8 @@ class DialedSockets {
   void Close();
   // A message with so many bytes has come.
   void CountMessage(std::size_t bytes) { input_.Count(bytes); }
+  // The bytes that have come and that nobody has read.
+  std::size_t UnreadBytes();
   // Returns how many bytes have been read in vain of all open connections.
   std::uint64_t Look();
   // Ends the connections of which too much was read in vain. `all`: the sum over all of the user's

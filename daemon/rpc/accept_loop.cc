@@ -35,6 +35,7 @@ constexpr std::size_t kReserve = 96;
 constexpr char kScarce[] = "the daemon has few descriptors left (LimitNOFILE=)";
 // A user may connect at once as often as it may have sessions, and so many times more.
 constexpr std::size_t kConnectsBesideSessions = 64;
+constexpr char kNotWatched[] = "the kernel watches no more (fs.epoll.max_user_watches)";
 constexpr char kTooOften[] = "the user connects too often; try again in some seconds";
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptedAtOnce = 64;
@@ -132,11 +133,13 @@ absl::Status AcceptLoop::Init() {
     watched.kind = kind;
     return watched;
   };
-  Watch(grpc_socket_.fd(), EPOLLIN, own(Kind::kGrpcListener));
-  Watch(fd_socket_.fd(), EPOLLIN, own(Kind::kFdListener));
-  Watch(timer_.get(), EPOLLIN, own(Kind::kTimer));
-  Watch(watchdog_.get(), EPOLLIN, own(Kind::kWatchdog));
-  Watch(wake_.get(), EPOLLIN, own(Kind::kWake));
+  if (!Watch(grpc_socket_.fd(), EPOLLIN, own(Kind::kGrpcListener)) ||
+      !Watch(fd_socket_.fd(), EPOLLIN, own(Kind::kFdListener)) ||
+      !Watch(timer_.get(), EPOLLIN, own(Kind::kTimer)) ||
+      !Watch(watchdog_.get(), EPOLLIN, own(Kind::kWatchdog)) ||
+      !Watch(wake_.get(), EPOLLIN, own(Kind::kWake))) {
+    return absl::ErrnoToStatus(errno, "cannot watch the accept loop's descriptors");
+  }
   if (hooks_.watchdog_period > absl::ZeroDuration()) {
     const itimerspec every = Every(static_cast<std::uint64_t>(
         std::max<std::int64_t>(1, absl::ToInt64Milliseconds(hooks_.watchdog_period))));
@@ -154,14 +157,14 @@ AcceptLoop::~AcceptLoop() {
   thread_.join();
 }
 
-std::uint64_t AcceptLoop::Watch(int fd, std::uint32_t events, Watched watched) {
+bool AcceptLoop::Watch(int fd, std::uint32_t events, Watched watched) {
   const std::uint64_t key = ++last_key_;
   epoll_event event{};
   event.events = events;
   event.data.u64 = key;
-  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  if (epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) return false;
   watched_.emplace(key, std::move(watched));
-  return key;
+  return true;
 }
 
 void AcceptLoop::Forget(std::uint64_t key) {
@@ -305,13 +308,16 @@ void AcceptLoop::AdmitOrRefuse(UniqueFd accepted, bool scarce) {
   connection.caller = *caller;
   const int fd = accepted.get();
   connection.fd = std::move(accepted);
-  Watch(fd, EPOLLRDHUP, std::move(connection));
+  if (!Watch(fd, EPOLLRDHUP, std::move(connection))) {
+    connections_->Remove(admitted->id);
+    return Refused(kRefused, tenant, user->pid, kNotWatched);
+  }
   if (caller->pidfd != nullptr) {
     Watched process;
     process.kind = Kind::kProcess;
     process.connection = admitted->id;
     process.caller = *caller;
-    Watch(caller->pidfd->get(), EPOLLIN, std::move(process));
+    Watch(caller->pidfd->get(), EPOLLIN, std::move(process));  // else the connection's end tells
   }
   if (absl::Status given = hooks_.connected(*std::move(admitted), tenant); !given.ok()) {
     Refused(kRefused, tenant, user->pid, given.message());
@@ -377,8 +383,10 @@ void AcceptLoop::AcceptFd() {
   client.deadline_ns = MonotonicNowNs() + kFdPatienceNs;
   const int fd = accepted.get();
   client.fd = std::move(accepted);
+  if (!Watch(fd, EPOLLIN, std::move(client))) {
+    return Refused(kRefused, user, peer->pid, kNotWatched);
+  }
   ++fd_clients_[user];
-  Watch(fd, EPOLLIN, std::move(client));
   ArmTick(true);
 }
 

@@ -81,7 +81,8 @@ class AcceptLoop {
   AcceptLoop(ListeningSocket grpc_socket, ListeningSocket fd_socket, Connections* connections,
              SessionTable* sessions, Hooks hooks);
   absl::Status Init();
-  std::uint64_t Watch(int fd, std::uint32_t events, Watched watched);
+  // False: the kernel refuses, and `watched` is dropped.
+  bool Watch(int fd, std::uint32_t events, Watched watched);
   void Forget(std::uint64_t key);
   void Loop();
   void Handle(std::uint64_t key, std::uint32_t events);

@@ -22,7 +22,7 @@
 
 namespace gradsync::daemon {
 
-// Knows a connection until gRPC has closed it. That can be long after the client has closed its
+// The connections of one user. It knows a connection until gRPC has closed it. That can be long after the client has closed its
 // end: gRPC first reads what is left, and finishes a write that the client does not read. So this
 // class ends connections
 //

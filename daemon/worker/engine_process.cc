@@ -183,7 +183,8 @@ void EngineProcess::OnEvent(const worker::EngineEvent& event) {
   const MutexLock lock(&mutex_);
   if (!connecting_) return;
   events_.push_back(event);
-  if (events_.size() > kMaxEvents) {
+  event_bytes_ += event.SpaceUsedLong();
+  if (events_.size() > kMaxEvents || event_bytes_ > kMaxEventBytes) {
     connecting_ = false;
     connected_ = Broken("asked for too much at once");
   }
@@ -203,6 +204,7 @@ absl::Status EngineProcess::ServeStore() {
       }
       if (!connecting_) return connected_;
       events.swap(events_);
+      event_bytes_ = 0;
     }
     for (const worker::EngineEvent& event : events) {
       if (absl::Status status = desk.Take(event); !status.ok()) return status;

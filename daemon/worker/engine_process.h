@@ -71,8 +71,9 @@ class EngineProcess final : public Engine {
 
  private:
   static constexpr absl::Duration kStartLimit = absl::Seconds(20);
-  // The most events that are kept while the nodes connect.
+  // The most that is kept while the nodes connect: events, and their bytes.
   static constexpr std::size_t kMaxEvents = 1024;
+  static constexpr std::size_t kMaxEventBytes = 1 << 20;
 
   EngineProcess(const EngineOptions& options, EngineMemory memory, const EngineTurns& turns,
                 std::unique_ptr<SerialExecutor> errors);
@@ -105,6 +106,7 @@ class EngineProcess final : public Engine {
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<worker::EngineEvent> events_ ABSL_GUARDED_BY(mutex_);  // until it has connected
+  std::size_t event_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool connecting_ ABSL_GUARDED_BY(mutex_) = true;
   absl::Status connected_ ABSL_GUARDED_BY(mutex_);  // once it is not connecting_
   ChunkLedger ledger_ ABSL_GUARDED_BY(mutex_);

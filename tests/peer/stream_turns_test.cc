@@ -2,6 +2,7 @@
 // when a turn comes.
 
 #include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +23,7 @@
 #include "daemon/engine/caller.h"
 #include "daemon/job/job.h"
 #include "daemon/peer/coordinator_link.h"
+#include "daemon/peer/dialed_sockets.h"
 #include "daemon/peer/peer_server.h"
 #include "daemon/peer/peer_turns.h"
 #include "daemon/rpc/client_input.h"
@@ -30,6 +32,7 @@
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "tests/job/recording_sink.h"
+#include "tests/kit/child_process.h"
 #include "tests/kit/manual_clock.h"
 #include "tests/kit/soon.h"
 #include "tests/peer/coordinating_node.h"
@@ -387,7 +390,7 @@ class LinkTurnsTest : public testing::Test {
     context.reaper = &reaper_;
     context.clock = &clock_;
     context.tls = true;  // otherwise the kernel is asked who answers
-    context.sockets = std::make_shared<DialedSockets>(/*plain_text=*/false);
+    context.sockets = sockets_;
     const JobKey key{kUser.uid, "job", ""};
     link_ = CoordinatorLink::Create(context, address, key);
     JoinRequest join;
@@ -408,6 +411,8 @@ class LinkTurnsTest : public testing::Test {
   FairExecutor executor_{1};
   ConcurrentExecutor reaper_{1};
   StreamCount streams_;
+  const std::shared_ptr<DialedSockets> sockets_ =
+      std::make_shared<DialedSockets>(/*plain_text=*/false);
   std::shared_ptr<CoordinatorLink> link_;
   grpc::CompletionQueue queue_;
   std::thread reads_{[this] {
@@ -480,6 +485,36 @@ TEST_F(LinkTurnsTest, NeitherSideIsSilentWhileAMessageWaits) {
   ASSERT_TRUE(turns_.Give(kUser));
   EXPECT_TRUE(Said(&answers));
   EXPECT_EQ(turns_.Held(kUser), 0u) << "a ping needs no turn";
+}
+
+// gRPC's threads may be busy with another connection.
+TEST_F(LinkTurnsTest, ACoordinatorWhoseBytesNobodyHasReadIsNotSilent) {
+  std::promise<bool> joins;
+  ScriptedCoordinator fake([&](ScriptedCoordinator::Stream* stream) {
+    stream->Write(Welcome());
+    joins.set_value(AwaitOpen(stream));
+    AwaitEnd(stream);
+  });
+  Dial(fake.address());
+  ASSERT_TRUE(turns_.Give(kUser)) << "the Welcome";
+  ASSERT_TRUE(Said(&joins));
+  // A connection of the channel with bytes that nobody reads.
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  const Descriptor unread(ends[0]), sender(ends[1]);
+  ASSERT_TRUE(sockets_->Add(unread.get()));
+  ASSERT_EQ(send(sender.get(), "x", 1, 0), 1);
+  for (int second = 0; second < 15; ++second) {
+    clock_.Advance(kSecond);
+    link_->Tick(clock_.NowNs());
+    ASSERT_FALSE(link_->ended()) << "after " << second + 1 << " s";
+  }
+  for (int second = 0; second < 3; ++second) {
+    clock_.Advance(kSecond);
+    link_->Tick(clock_.NowNs());
+  }
+  EXPECT_TRUE(turns_.Give(kUser)) << "the stream's end";
+  EXPECT_TRUE(link_->ended());
 }
 
 // The coordinator pings from its Welcome on, and the rank waits until the Welcome is handled.
