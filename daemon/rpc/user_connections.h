@@ -22,9 +22,9 @@
 
 namespace gradsync::daemon {
 
-// The connections of one user. It knows a connection until gRPC has closed it. That can be long after the client has closed its
-// end: gRPC first reads what is left, and finishes a write that the client does not read. So this
-// class ends connections
+// The connections of one user. It knows a connection until gRPC has closed it. That can be long
+// after the client has closed its end: gRPC first reads what is left, and finishes a write that the
+// client does not read. So this class ends connections
 //
 // - when too many calls are open: it ends the busiest ones. Then the user gets no new connection
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
