@@ -114,5 +114,20 @@ def test_a_leak_is_found_at_the_end(make_target, capsys):
     assert pathlib.Path("findings/a_fuzz-leak").is_dir()
 
 
-def test_a_target_that_does_nothing_has_failed(make_target):
-    assert run("--until=100", make_target("a_fuzz", "#!/bin/sh\n")) == 1
+@pytest.mark.parametrize("amount", ["--until=100", "--executions=100", "--seconds=9"])
+@pytest.mark.parametrize("said", ["", "echo 'stat::number_of_executed_units: 0'\n"])
+def test_a_target_that_is_not_executed_has_failed(make_target, capsys, amount, said):
+    assert run(amount, make_target("a_fuzz", "#!/bin/sh\n" + said)) == 1
+    log = pathlib.Path("findings/a_fuzz.log").absolute()
+    assert " ".join(rows(capsys)["a_fuzz"]).endswith(f"FAILED: it was not executed, see {log}")
+
+
+def test_an_exit_status_says_more_than_that_nothing_was_executed(make_target, capsys):
+    assert run(make_target("a_fuzz", "#!/bin/sh\nexit 3\n")) == 1
+    assert "FAILED: exit status 3" in " ".join(rows(capsys)["a_fuzz"])
+
+
+def test_no_executions_cannot_be_asked_for(make_target):
+    with pytest.raises(SystemExit) as wrong:
+        run("--until=0", make_target("a_fuzz"))
+    assert wrong.value.code == 2

@@ -10,6 +10,8 @@ way. So runs can be interrupted and add up:
 
   fuzz.py --until 10000000 --jobs 2 --seconds 3600 TARGET...    # an hour of each, or less
 
+A target that is not executed even once has failed.
+
 Exit status: 0 no target has failed, 1 one has, 2 wrong usage, 3 none has failed but --until is not
 reached, 130 interrupted.
 """
@@ -141,7 +143,10 @@ def fuzz(target, seconds, executions, findings, grown):
             shutil.copytree(grown, findings / f"{name}-leak", dirs_exist_ok=True)
         else:
             why = f"exit status {ended.returncode}, see {log}"
-    return Run(int(done[1]) if done else 0, took, int(covered[-1]) if covered else 0, why)
+    count = int(done[1]) if done else 0
+    if count == 0 and why is None:
+        why = f"it was not executed, see {log}"
+    return Run(count, took, int(covered[-1]) if covered else 0, why)
 
 
 def merge(target, grown):
@@ -188,8 +193,6 @@ def add_up(target, options, totals, grown, now):
         one = fuzz(target, int(min(SLICE_S, left_s)), missing, options.findings, grown)
         totals.add(name, one.executions)
         now.add(one)
-        if one.executions == 0 and one.why is None:
-            now.why = f"it was not executed, see {options.findings / name}.log"
         total = totals.of(name)
         rate = max(1, now.executions) / now.seconds
         minutes = max(0, options.until - total) / rate / 60
@@ -240,6 +243,8 @@ def main(arguments):
         options.seconds = 60
     if options.until is not None and options.executions >= 0:
         parser.error("give --executions or --until, not both")
+    if options.until is not None and options.until < 1:
+        parser.error("--until takes a number from 1")
     options.findings = options.findings.absolute()
     options.findings.mkdir(parents=True, exist_ok=True)
     totals = None
