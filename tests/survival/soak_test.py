@@ -107,8 +107,8 @@ def test_an_attacker_goes_on_until_its_input_ends():
     assert attack(READY + "sys.stdin.read()") == []
 
 
-def test_an_attacker_that_was_refused_everything_exits_with_0():
-    assert attack("") == []
+def test_an_attacker_that_ends_before_it_begins_is_a_fault():
+    assert attack("") == ["attack flood exited with 0 before it began"]
 
 
 def test_an_attacker_that_fails_is_a_fault_by_name():

@@ -157,16 +157,18 @@ def attacks_of(
 class Attacker:
     """One attack, from when it is at its full strength until end().
 
-    What the daemon refuses is no failure of an attacker: it goes on or exits with 0. So any other
-    end is a fault of the run.
+    What the daemon refuses is no failure of an attacker: it goes on. It says READY, attacks until
+    its input ends, and then exits with 0. All else is a fault of the run.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         self._program = Program(command, f"attack {name}", nice=19)
         self._faults: list[str] = []
+        self._ended_early = False
         try:
             said = self._program.line()
-            if said not in ("READY", ""):  # "": it has ended, end() says how
+            self._ended_early = said == ""  # end() says how
+            if said not in ("READY", ""):
                 self._faults.append(f"attack {name} does not begin: {said}")
         except JobEnded as silent:
             self._faults.append(str(silent))
@@ -175,6 +177,8 @@ class Attacker:
         """Ends the attack. Returns what was wrong with it, as sentences."""
         self._program.close_input()
         how = self._program.how_it_ends()
+        if self._ended_early and not how:
+            how = "exited with 0 before it began"
         if how:
             self._faults.append(f"{self._program.name} {how}")
         return self._faults

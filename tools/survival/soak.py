@@ -60,7 +60,7 @@ is at its full strength:
   longest   at most {_LONGEST_US} us
   sums      every one is right
   loss      within 1 s the survivors know which rank is lost; then the job can begin anew
-  attacker  attacks until soak stops it, and exits with 0
+  attacker  says that it has begun, attacks until soak stops it, and exits with 0
 
 After each round, and once everything that the attacker made has ended, the processes, open files,
 threads, mappings and memory of each daemon and its engines are counted. From the second time of all
