@@ -76,14 +76,26 @@ def test_engines_that_single_rounds_leave_behind_are_no_growth():
     assert growth_of([*cycle, *cycle, *reversed(cycle)], 8) == []
 
 
-def test_memory_grows_if_most_rounds_have_more():
-    def cycle(*each):
-        footprints = [dataclasses.replace(FOOTPRINT, memory_kib=kib) for kib in each]
-        return [Round("a", {}, {}, {"node": one}) for one in footprints]
+def cycle(*each):
+    """Rounds after which a daemon has so much memory, in KiB."""
+    footprints = [dataclasses.replace(FOOTPRINT, memory_kib=kib) for kib in each]
+    return [Round("a", {}, {}, {"node": one}) for one in footprints]
 
+
+def test_memory_grows_if_most_rounds_have_more():
     first = cycle(*[1 << 20] * 7, 1 << 22)
     assert growth_of([*first, *first, *cycle(*[1 << 20] * 6, *[1 << 22] * 2)], 8) == []
     (fault,) = growth_of([*first, *first, *cycle(*[1 << 21] * 8)], 8)
+    assert fault.startswith("node node: memory_kib has grown from 1048576 to 2097152")
+
+
+@pytest.mark.parametrize("peak", [1, 2])
+def test_a_peak_in_the_second_or_the_third_cycle_hides_no_growth(peak):
+    cycles = [cycle(*[1 << 20] * 8) for _ in range(3)]
+    cycles[peak] = cycle(*[1 << 22] * 8)
+    before = sum(cycles, [])
+    assert growth_of([*before, *cycle(*[1 << 20] * 8)], 8) == []
+    (fault,) = growth_of([*before, *cycle(*[1 << 21] * 8)], 8)
     assert fault.startswith("node node: memory_kib has grown from 1048576 to 2097152")
 
 
