@@ -388,7 +388,11 @@ TEST_F(WorkerSupervisorTest, NextWorkerStartsOnceOneHasOpenedItsGpuOrRefusedIt) 
     reaper_ = &held_;  // the turn does not last until the process object is destroyed
     Begin(script);
     EnsureAll({{"a", "GPU-1"}, {"a", "GPU-2"}, {"a", "GPU-3"}, {"a", "GPU-4"}});
-    for (Event& answer : answers_) EXPECT_EQ(ReasonOf(*answer.Wait()), reason);
+    for (Event& answer : answers_) {
+      const auto why = answer.Wait();
+      ASSERT_TRUE(why.has_value());
+      EXPECT_EQ(ReasonOf(*why), reason);
+    }
     supervisor_->Shutdown();
     held_.RunAll();
   }
@@ -402,7 +406,11 @@ TEST_F(WorkerSupervisorTest, TurnIsOfThePodThatHasTheWorkerStarted) {
   EXPECT_FALSE(Ensure({"a", "GPU-1", kInPodA}).ok());
   clock_.Advance(kSecondNs);  // else it is refused at once
   EnsureAll({{"a", "GPU-0", kInPodB}, {"a", "GPU-1", kInPodB}, {"a", "GPU-2", kInPodB}});
-  for (Event& answer : answers_) EXPECT_EQ(ReasonOf(*answer.Wait()), "GPU_NOT_VISIBLE");
+  for (Event& answer : answers_) {
+    const auto why = answer.Wait();
+    ASSERT_TRUE(why.has_value());
+    EXPECT_EQ(ReasonOf(*why), "GPU_NOT_VISIBLE");
+  }
   AwaitReaper();
   EXPECT_EQ(ReasonOf(Ensure({"a", "GPU-3", kInPodB}).status()), "GPU_NOT_VISIBLE");
 }
