@@ -20,9 +20,12 @@ class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
-  // The most calls that one side may reset between two calls of ForgetResets(). It is more than
+  // The most calls that one side may reset between two calls of Forget(). It is more than
   // the 32 that a trainer's connection may have open: a client may reset all of them at once.
   static constexpr std::uint32_t kMostResets = 48;
+  // The most bytes of frames without data that a server may send in that time. An honest one sends
+  // less than a tenth: settings, answers, and a few bytes for each 32 KiB that it reads.
+  static constexpr std::uint32_t kMostBesides = 256 << 10;
 
   // A client's frames, with any number of calls.
   HeaderFrames() = default;
@@ -39,8 +42,8 @@ class HeaderFrames {
 
   // Takes the next bytes of the connection. False if they begin more than kMostBytes of headers for
   // a call, or a client's trailers, which no client of gRPC sends, or too many calls, or reset too
-  // many, or if the fields of the headers are too many (header_fields.h). Called again only after
-  // true.
+  // many, or if the fields of the headers are too many (header_fields.h), or if a server sends too
+  // many frames without data. Called again only after true.
   bool Take(const char* bytes, std::size_t size) {
     for (const char* const end = bytes + size; bytes != end;) {
       if (const std::size_t rest = static_cast<std::size_t>(end - bytes); skipped_ < kPreface) {
@@ -62,13 +65,14 @@ class HeaderFrames {
 
   // The bytes of headers whose end has not come.
   std::uint32_t unfinished() const { return unfinished_; }
-  // The calls that were reset since the last ForgetResets().
-  std::uint32_t resets() const { return resets_; }
-  void ForgetResets() { resets_ = 0; }
+  // True if calls were reset since the last Forget(), or many frames without data have come.
+  bool counts() const { return resets_ > 0 || besides_ > kMostBesides / 4; }
+  // Counts resets and frames without data anew.
+  void Forget() { resets_ = besides_ = 0; }
 
  private:
   static constexpr std::size_t kPreface = 24;
-  static constexpr std::uint8_t kHeaders = 1, kReset = 3, kContinuation = 9;
+  static constexpr std::uint8_t kData = 0, kHeaders = 1, kReset = 3, kContinuation = 9;
   static constexpr std::uint8_t kEndHeaders = 4, kPriority = 0x20;
   static constexpr std::uint32_t kPriorityBytes = 5;
 
@@ -84,6 +88,10 @@ class HeaderFrames {
     payload_ = Number(0, 3);
     const std::uint8_t type = frame_[3];
     has_fields_ = type == kHeaders || type == kContinuation;
+    if (of_server_ && (type != kData || payload_ == 0)) {
+      besides_ += static_cast<std::uint32_t>(frame_.size()) + payload_;
+      if (besides_ > kMostBesides) return false;
+    }
     if (type == kReset) return ++resets_ <= kMostResets;
     if (!has_fields_) return true;
     if (type == kHeaders) {
@@ -114,6 +122,7 @@ class HeaderFrames {
   std::uint32_t most_headers_ = 0;  // of the connection; 0: any number
   std::uint32_t headers_ = 0;       // that have begun; not counted if any number may
   std::uint32_t resets_ = 0;
+  std::uint32_t besides_ = 0;            // bytes of frames without data; a server's
   std::uint32_t to_skip_ = 0;            // before the fields
   bool has_fields_ = false;              // the frame's payload
   std::uint32_t skipped_ = 0;            // of the connection's preface

@@ -27,7 +27,7 @@ struct Reads {
   std::atomic<std::uint32_t> unfinished{0};
   std::atomic<ino_t> refused{0};  // the last socket that was refused; 0: none
   // These two belong to LimitHeaders(), then to the thread that reads the connection.
-  std::uint64_t counted_ns = 0;  // since when resets are counted
+  std::uint64_t counted_ns = 0;  // since when resets and frames without data are counted
   HeaderFrames frames;
 };
 
@@ -49,14 +49,14 @@ bool Names(int descriptor, ino_t socket) {
   return fstat(descriptor, &named) == 0 && S_ISSOCK(named.st_mode) && named.st_ino == socket;
 }
 
-// False: there are too many headers, calls or resets.
+// False: there are too many headers, calls, resets or frames without data.
 bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
   // Few reads ask for the time: most connections reset few calls.
-  if (reads->frames.resets() > 0) {
+  if (reads->frames.counts()) {
     const std::uint64_t now_ns = MonotonicNowNs();
     if (now_ns >= reads->counted_ns + kCountNs) {
       reads->counted_ns = now_ns;
-      reads->frames.ForgetResets();
+      reads->frames.Forget();
     }
   }
   bool fine = true;

@@ -18,16 +18,16 @@ namespace gradsync::daemon {
 // has such a count for TCP alone.
 std::uint64_t ReadBytes(int descriptor);
 
-// Limits the headers, calls and resets of an HTTP/2 connection: see header_frames.h. Resets are
-// counted anew every second. Instead of the first one too many, the read returns the connection's
-// end. Called before the first read. `socket`: the number that fstat() gives for the descriptor's
-// socket (st_ino); not 0. A later socket with the same descriptor has no limit. `frames`: none of
-// them has come.
+// Limits the headers, calls and resets of an HTTP/2 connection, and a server's frames without data:
+// see header_frames.h. Resets and such frames are counted anew every second. Instead of the first
+// one too many, the read returns the connection's end. Called before the first read. `socket`: the
+// number that fstat() gives for the descriptor's socket (st_ino); not 0. A later socket with the
+// same descriptor has no limit. `frames`: none of them has come.
 void LimitHeaders(int descriptor, ino_t socket, const HeaderFrames& frames);
 
 struct HeaderState {
   std::uint32_t unfinished = 0;  // bytes of headers whose end has not come
-  bool refused = false;  // there were too many headers, calls or resets: the connection has ended
+  bool refused = false;          // there was too much of one of these: the connection has ended
 };
 // `refused` stays true when the socket is closed, and when LimitHeaders() gets another one with
 // this descriptor, until that one is refused, too.

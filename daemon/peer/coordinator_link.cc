@@ -35,10 +35,13 @@ constexpr std::uint64_t kUnreadNs = kUnreadSilenceNs + kPingPeriodNs;
 
 // More than these was read in vain of no honest coordinator. Until the Welcome it sends a few
 // frames; afterwards see kMostVain in peer_server.cc.
-constexpr VainBytes::Most kMostVain = {32 << 20, 128 << 20, 1 << 20};
-constexpr VainBytes::Most kMostVainUnwelcomed = {1 << 20, 128 << 20, 1 << 20};
+constexpr std::uint64_t kMostVain = 32 << 20;
+constexpr std::uint64_t kMostVainUnwelcomed = 1 << 20;
+// Above the user's limit, coordinators with at most so many stay.
+constexpr std::uint64_t kFewVain = 1 << 20;
 constexpr char kHarm[] =
-    "it sends much, and no message comes of it, or too many headers, or too long ones";
+    "it sends too many bytes that are no message, or too many or too long headers, or it resets "
+    "too many calls";
 
 constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 // What a light message may name: more than a node or a worker usually has ranks.
@@ -304,9 +307,9 @@ absl::Status CoordinatorLink::Refused(const std::string& why) const {
                    {{field::kJob, key_.job_id}, {field::kAddress, address_}});
 }
 
-bool CoordinatorLink::EndIfHarmful(std::uint64_t vain) {
-  if (!context_.sockets->EndHarmful(Welcomed() ? kMostVain : kMostVainUnwelcomed, vain))
-    return false;
+bool CoordinatorLink::EndIfHarmful(std::uint64_t vain, std::uint64_t most) {
+  const std::uint64_t one = Welcomed() ? kMostVain : kMostVainUnwelcomed;
+  if (!context_.sockets->EndHarmful({one, most, kFewVain}, vain)) return false;
   Refuse(kHarm);
   Break(kHarm);
   return true;

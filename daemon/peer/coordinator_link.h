@@ -86,8 +86,8 @@ class CoordinatorLink final
   // The bytes that were read in vain from the coordinator.
   std::uint64_t LookAtConnection() { return context_.sockets->Look(); }
   // Ends the link if what the coordinator sends does harm. `vain`: the sum of LookAtConnection()
-  // over the user's links. Returns HasHarmed().
-  bool EndIfHarmful(std::uint64_t vain);
+  // over the user's links, of which `most` is allowed. Returns HasHarmed().
+  bool EndIfHarmful(std::uint64_t vain, std::uint64_t most);
   // True if what the coordinator sent did harm: its connection has ended, or will.
   bool HasHarmed() { return context_.sockets->HasHarmed(); }
   // Ends the link and returns true, unless a rank uses it or is about to.

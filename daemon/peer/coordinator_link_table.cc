@@ -17,10 +17,17 @@ namespace {
 constexpr std::size_t kMaxSelves = 64;
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
+// How often gRPC may connect for a user within ConnectRate::kRegainNs. While nobody answers, it
+// connects once a second for each job, to each address of the name.
+constexpr std::size_t kDialsOfUser = 64;
+constexpr std::size_t kDialsPerJob = 32;
+
 // What gRPC may hold of a user's coordinators before it ends streams: a few long messages, and for
 // each link the buffers of its connection.
 constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerLink = 128 << 10;
+// What may be read in vain of a user's coordinators together, at least.
+constexpr std::uint64_t kMostVain = 128 << 20;
 static_assert(kQuotaBytes >= 4 * std::size_t{kMaxCoordinatorMessageBytes});
 
 // Whether this is the host's own name. The resolver may map it to an address on which no daemon
@@ -35,7 +42,14 @@ bool NamesThisHost(const std::string& host) {
 
 }  // namespace
 
-CoordinatorLinkTable::CoordinatorLinkTable(Options options) : options_(std::move(options)) {}
+CoordinatorLinkTable::CoordinatorLinkTable(Options options)
+    : options_(std::move(options)),
+      dial_rate_(
+          std::make_shared<DialRate>(kDialsOfUser + kDialsPerJob * options_.quota_jobs_per_user)) {}
+
+std::size_t CoordinatorLinkTable::Quota() const {
+  return kQuotaBytes + options_.quota_jobs_per_user * kQuotaBytesPerLink;
+}
 
 void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
                                 std::function<void(absl::StatusOr<Joined>)> joined) {
@@ -51,7 +65,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
   }
   const Tenant user(request.key.uid, request.pod);
   for (;;) {
-    std::shared_ptr<CoordinatorLink> link;
+    std::shared_ptr<CoordinatorLink> link, ended;
     bool here = IsOwn(*address);
     std::shared_ptr<DialedSockets> sockets;  // not null: the link is to be dialed
     std::uint64_t paused_ns = 0;
@@ -66,23 +80,26 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
       if (!here && crowd.empty() && paused_ns == 0) {
         auto& slot = links_[{text, request.key}];
         if (is_new) {
-          if (slot != nullptr) slot->CloseConnection();
+          ended = slot;
           LinkContext context = options_.link;
           context.counted = streams_.Add();
           context.payer = user;
-          sockets = context.sockets = std::make_shared<DialedSockets>(!context.tls);
+          sockets = context.sockets =
+              std::make_shared<DialedSockets>(!context.tls, user, dial_rate_);
           slot = CoordinatorLink::Create(context, text, request.key);
         }
         link = slot;
       }
     }
+    if (ended != nullptr) ended->CloseConnection();
     if (paused_ns > 0) {
       return joined(MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
           absl::StrCat("a coordinator of user ", user.Text(), " did harm, so this node's daemon ",
-                       "connects to none for this user in the next ",
+                       "connects to none for this user for ",
                        (paused_ns + kSecondNs - 1) / kSecondNs,
-                       " s. Its log has the address: 'coordinator refused' or 'coordinator lost'"),
+                       " s. Try again then. Its log has the address: 'coordinator refused' or "
+                       "'coordinator lost'"),
           {{field::kJob, request.key.job_id}}));
     }
     if (!crowd.empty()) {
@@ -139,7 +156,7 @@ std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(
     const auto [quota, added] =
         quotas_.try_emplace(user, absl::StrCat("coordinators of user ", user.Text()));
     if (added) {
-      quota->second.Resize(kQuotaBytes + options_.quota_jobs_per_user * kQuotaBytesPerLink);
+      quota->second.Resize(Quota());
     }
     arguments.SetResourceQuota(quota->second);
   }
@@ -148,6 +165,13 @@ std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(
 }
 
 bool CoordinatorLinkTable::DropEnded() {
+  Links ended;
+  const bool any = DropEnded(&ended);
+  for (const auto& link : ended) link->CloseConnection();
+  return any;
+}
+
+bool CoordinatorLinkTable::DropEnded(Links* ended) {
   MutexLock lock(&mutex_);
   for (auto it = links_.begin(); it != links_.end();) {
     if (it->second->is_self()) {
@@ -156,7 +180,7 @@ bool CoordinatorLinkTable::DropEnded() {
     }
     if (it->second->ended()) {
       NoteHarmLocked(it->second.get());
-      it->second->CloseConnection();
+      ended->push_back(it->second);
     }
     it = it->second->is_self() || it->second->ended() ? links_.erase(it) : std::next(it);
   }
@@ -174,10 +198,12 @@ bool CoordinatorLinkTable::DropEnded() {
 
 void CoordinatorLinkTable::Tick(std::uint64_t now_ns) {
   const Links links = All();
+  // Of honest coordinators gRPC reads no more ahead than the user's quota lets it hold.
+  const std::uint64_t most = std::max<std::uint64_t>(kMostVain, 2 * Quota());
   std::map<Tenant, std::uint64_t> vain;
   for (const auto& link : links) vain[link->payer()] += link->LookAtConnection();
   for (const auto& link : links) {
-    if (link->EndIfHarmful(vain[link->payer()])) {
+    if (link->EndIfHarmful(vain[link->payer()], most)) {
       MutexLock lock(&mutex_);
       pauses_[link->payer()].Extend(now_ns);
     }

@@ -84,6 +84,10 @@ class CoordinatorLinkTable {
   void NoteHarmLocked(CoordinatorLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // How long the user's pause still lasts; 0: there is none.
   std::uint64_t PauseLeftLocked(const Tenant& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What gRPC may hold of a user's coordinators, in bytes.
+  std::size_t Quota() const;
+  // Adds the links that it drops to `*ended`. Returns whether any is left.
+  bool DropEnded(Links* ended);
   // True if the address is known to name this daemon. Does not dial it.
   bool IsOwn(const PeerAddress& address) const;
   // The user's links if they use up the quota; otherwise none.
@@ -91,6 +95,7 @@ class CoordinatorLinkTable {
   Links All();
 
   const Options options_;
+  const std::shared_ptr<DialRate> dial_rate_;
   StreamCount streams_;
 
   Mutex mutex_;

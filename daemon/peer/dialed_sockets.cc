@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/header_frames.h"
 
 // gRPC's interface for the descriptors that it connects. The public headers declare only the name
@@ -62,6 +63,7 @@ void DialedSockets::AddTo(const std::shared_ptr<DialedSockets>& sockets,
 }
 
 bool DialedSockets::Add(int descriptor) {
+  if (rate_ != nullptr && !rate_->Take(user_, MonotonicNowNs())) return false;
   const BorrowedSocket socket(descriptor);
   if (plain_text_) socket.LimitHeaders(HeaderFrames::OfServer(kMostCalls));
   MutexLock lock(&mutex_);
@@ -70,7 +72,10 @@ bool DialedSockets::Add(int descriptor) {
   dialed_.erase(std::remove_if(dialed_.begin(), dialed_.end(),
                                [](const Dialed& one) { return !one.socket.IsOpen(); }),
                 dialed_.end());
-  dialed_.push_back({socket, {}});
+  Dialed added{socket, {}};
+  added.vain.Look(socket, input_);  // earlier messages make up for nothing
+  added.vain.Forget();
+  dialed_.push_back(added);
   return true;
 }
 

@@ -8,33 +8,61 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/tenant.h"
 #include "daemon/rpc/client_input.h"
+#include "daemon/rpc/connect_rate.h"
 #include "daemon/rpc/vain_bytes.h"
 
 namespace gradsync::daemon {
+
+// How often gRPC may connect to the coordinators of each user. Thread-safe.
+class DialRate {
+ public:
+  // `burst`: as for ConnectRate.
+  explicit DialRate(std::size_t burst) : rate_(burst) {}
+  // Counts a connection for the user. False: there were too many.
+  bool Take(const Tenant& user, std::uint64_t now_ns) {
+    MutexLock lock(&mutex_);
+    return rate_.Take(user, now_ns);
+  }
+
+ private:
+  Mutex mutex_;
+  ConnectRate rate_ ABSL_GUARDED_BY(mutex_);
+};
 
 // A trainer names its job's coordinator, so anything may answer there. gRPC limits the messages
 // that come, but neither headers nor frames without a meaning. This class does.
 //
 // It knows every connection of one channel, from before gRPC connects it. Thread-safe. The channel
 // shares it.
+//
+// What gRPC reads is followed at once if it is not encrypted (header_frames.h). Bytes read in vain
+// are known at the next look, so a coordinator could send some, end the connection itself, and
+// accept the next one. So a user may connect only so often (DialRate).
 class DialedSockets {
  public:
   // `plain_text`: the connections have no TLS, so their headers can be read and are limited.
-  explicit DialedSockets(bool plain_text) : plain_text_(plain_text) {}
+  // `user`: whose coordinator it is. `rate`: null: gRPC may connect as often as it likes.
+  explicit DialedSockets(bool plain_text, const Tenant& user = {},
+                         std::shared_ptr<DialRate> rate = nullptr)
+      : plain_text_(plain_text), user_(user), rate_(std::move(rate)) {}
 
   // Makes the channel with these arguments add its connections.
   static void AddTo(const std::shared_ptr<DialedSockets>& sockets,
                     grpc::ChannelArguments* arguments);
 
-  // gRPC is about to connect the descriptor. False: it must not, because of Close().
+  // gRPC is about to connect the descriptor. False: it must not, because of Close(), or because the
+  // user has connected too often. Then gRPC waits, and tries again.
   bool Add(int descriptor);
   // Ends all connections, and lets gRPC make no other one. gRPC itself ends them only when one of
-  // its threads comes to it, and a flood on these connections may hold its threads.
+  // its threads comes to it, and a flood on these connections may hold its threads. A descriptor
+  // that is added but not connected yet does not end; gRPC cannot write to it, and closes it.
   void Close();
   // A message with so many bytes has come.
   void CountMessage(std::size_t bytes) { input_.Count(bytes); }
@@ -57,6 +85,8 @@ class DialedSockets {
   void NoteRefusedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const bool plain_text_;
+  const Tenant user_;
+  const std::shared_ptr<DialRate> rate_;
   ClientInput input_;
 
   Mutex mutex_;

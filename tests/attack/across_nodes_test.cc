@@ -57,8 +57,8 @@ TEST_P(AcrossNodes, ANeighboursStepsKeepTheirTime) {
 INSTANTIATE_TEST_SUITE_P(Attacks, AcrossNodes,
                          testing::Values("steps_across", "registrations_across",
                                          "large_buckets_across", "broadcasts_across",
-                                         "coordinators_headers", "coordinators_nothings",
-                                         "coordinators_pings"),
+                                         "coordinators_headers", "coordinators_short_floods",
+                                         "coordinators_nothings", "coordinators_pings"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Attacks with connections and calls that belong to no session: on the daemon's socket, on its side
-// socket, and on its peer port.
+// socket, on its peer port, on engines, and on the connections that it makes to coordinators.
 
+#include <arpa/inet.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -10,10 +11,12 @@
 
 #include <chrono>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -439,10 +442,44 @@ void Bulk(const Target& target) {
   });
 }
 
+// ---- Engines between nodes
+
+// The TCP ports on which some process of this machine listens, as "127.0.0.1:4711".
+std::vector<std::string> ListeningPorts() {
+  std::vector<std::string> ports;
+  std::ifstream table("/proc/net/tcp");
+  std::string line, number, own, other, state;
+  std::getline(table, line);  // the heading
+  while (std::getline(table, line)) {
+    std::istringstream(line) >> number >> own >> other >> state;
+    if (state != "0A") continue;  // it does not listen
+    in_addr address{static_cast<in_addr_t>(std::stoul(own, nullptr, 16))};
+    char host[INET_ADDRSTRLEN];
+    inet_ntop(AF_INET, &address, host, sizeof(host));
+    ports.push_back(std::string(host) + ":" +
+                    std::to_string(std::stoul(own.substr(own.find(':') + 1), nullptr, 16)));
+  }
+  return ports;
+}
+
+// Connects to every port that some process of this machine has opened, and so to the engines while
+// they wait for other nodes. Says something that none of them understands.
+void EngineStrangers(const Target&) {
+  Repeat(4, [](int) {
+    for (const std::string& port : ListeningPorts()) {
+      const Descriptor stranger = ConnectTcp(port, kOwnAddress);
+      if (stranger.get() < 0) continue;
+      const std::string bytes(48, '\x03');  // as long as an operation of Gloo
+      send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    std::this_thread::sleep_for(kPace);
+  });
+}
+
 // ---- Coordinators that trainers have chosen
 
-// A trainer on each thread, whose job's coordinator is this process. Acts on the daemon's
-// connection until the daemon ends it. Then the trainer joins again.
+// A trainer on each thread, whose job's coordinator is this process. Acts on each connection of the
+// daemon until one side ends it. When the daemon makes none, the trainer joins again.
 void Coordinators(const Target& target, const std::function<void(RawHttp2*)>& act) {
   constexpr int kLimitMs = 100;
   OnThreads(8, [&](int thread, const Begun& begun) {
@@ -453,12 +490,24 @@ void Coordinators(const Target& target, const std::function<void(RawHttp2*)>& ac
       auto open = fault::RawSession::OpenRequest(1, 2, "coordinated" + std::to_string(thread));
       open.mutable_open_session()->set_coordinator(address);
       trainer.Send(open);
-      if (Descriptor accepted = AcceptOne(listener, kLimitMs); accepted.get() >= 0) {
+      for (;;) {
+        Descriptor accepted = AcceptOne(listener, kLimitMs);
+        begun();  // the daemon may have refused the trainer
+        if (accepted.get() < 0) break;
         RawHttp2 daemon = RawHttp2::Server(std::move(accepted));
         while (daemon.connected()) act(&daemon);
       }
-      begun();  // the daemon may have refused the trainer
     }
+  });
+}
+
+// Frames without a meaning, but too few to be refused. Then it ends the connection itself, and
+// accepts the next one, also for the same trainer.
+void CoordinatorsShortFloods(const Target& target) {
+  Coordinators(target, [](RawHttp2* daemon) {
+    daemon->SendNothings();
+    daemon->SendNothings();
+    daemon->Close();
   });
 }
 
@@ -512,12 +561,14 @@ Attacks ConnectionAttacks() {
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},
       {"coordinators_headers", {CoordinatorsHeaders}},
+      {"coordinators_short_floods", {CoordinatorsShortFloods}},
       {"coordinators_nothings", {[](const Target& t) {
          Coordinators(t, [](RawHttp2* daemon) { daemon->SendNothings(); });
        }}},
       {"coordinators_pings", {[](const Target& t) {
          Coordinators(t, [](RawHttp2* daemon) { daemon->SendPings(1000); });
        }}},
+      {"engine_strangers", {EngineStrangers}},
       {"peer_pings", {[](const Target& t) { Pings(ToPeer(t)); }, kOnPeerPort}},
       {"peer_endless_messages",
        {[](const Target& t) { EndlessMessages(ToPeer(t), kAttach); }, kOnPeerPort}},

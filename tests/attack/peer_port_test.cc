@@ -157,7 +157,9 @@ TEST_F(PeerPort, ConnectionThatSendsWithoutHelloEnds) {
   while (log.find("sends much, and has not said Hello") == std::string::npos) {
     ASSERT_LT(NowNs(), give_up_ns) << log;
     RawHttp2 connection(ConnectTcp(peer, kAttackersAddress), 65535);
+    // 9 MiB in a second: faster, it could end because of all that was read in vain.
     while (connection.connected() && connection.SendNothings() && NowNs() < give_up_ns) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the pace of the attack
     }
     log = alpha_.Log();
   }
@@ -525,10 +527,9 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
 struct Frames {
   const char* name;
   std::function<bool(RawHttp2*)> send;
-  const char* why_lost;  // if it sends them after its Welcome
 };
 
-constexpr char kHarm[] = "it sends much, and no message comes of it";
+constexpr char kHarm[] = "it sends too many bytes that are no message";
 
 class CoordinatorsFrames : public PeerPort, public testing::WithParamInterface<Frames> {
  protected:
@@ -564,7 +565,7 @@ TEST_P(CoordinatorsFrames, TakeLittleMemoryAndHarmNobody) {
     while (coordinator.connected()) GetParam().send(&coordinator);
     const fault::RawStatus end = chosen.trainer.End();
     EXPECT_EQ(end.reason, welcomes ? "COORDINATOR_LOST" : "COORDINATOR_REFUSED") << end;
-    EXPECT_NE(end.message.find(welcomes ? GetParam().why_lost : kHarm), std::string::npos) << end;
+    EXPECT_NE(end.message.find(kHarm), std::string::npos) << end;
     EXPECT_TRUE(Soon([&] {
       const Chosen again(alpha_);
       return AcceptOne(again.listener, /*timeout_ms=*/200).get() >= 0;
@@ -591,16 +592,13 @@ TEST_P(CoordinatorsFrames, EndWithTheTrainersSession) {
 
 INSTANTIATE_TEST_SUITE_P(
     PeerPort, CoordinatorsFrames,
-    testing::Values(
-        Frames{
-            "Headers",
-            [](RawHttp2* daemon) { return daemon->BeginHeaders("") && daemon->ContinueHeaders(); },
-            kHarm},
-        Frames{"Nothings", [](RawHttp2* daemon) { return daemon->SendNothings(); }, kHarm},
-        Frames{"LongNothings", [](RawHttp2* daemon) { return daemon->SendBulk(); }, kHarm},
-        // gRPC does not read on while its answers are not read.
-        Frames{"Pings", [](RawHttp2* daemon) { return daemon->SendPings(1000); },
-               "it sent nothing for"}),
+    testing::Values(Frames{"Headers",
+                           [](RawHttp2* daemon) {
+                             return daemon->BeginHeaders("") && daemon->ContinueHeaders();
+                           }},
+                    Frames{"Nothings", [](RawHttp2* daemon) { return daemon->SendNothings(); }},
+                    Frames{"LongNothings", [](RawHttp2* daemon) { return daemon->SendBulk(); }},
+                    Frames{"Pings", [](RawHttp2* daemon) { return daemon->SendPings(1000); }}),
     [](const auto& one) { return one.param.name; });
 
 // A coordinator that says nothing, and one that answers no trainer.

@@ -51,7 +51,7 @@ INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
                                          "peer_silent_streams", "peer_greeted_streams",
                                          "peer_pings", "peer_endless_messages", "side_connections",
                                          "side_requests", "punched_holes", "staging_holes",
-                                         "peer_strangers", "other_tokens"),
+                                         "peer_strangers", "other_tokens", "engine_strangers"),
                          [](const auto& one) { return one.param; });
 
 // The attacker has little memory, and the daemon may take little more than without the attack. So

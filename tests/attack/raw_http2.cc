@@ -212,6 +212,11 @@ void RawHttp2::ResetAndClose(const std::string& path) {
   shutdown(fd_.get(), SHUT_WR);
 }
 
+void RawHttp2::Close() {
+  fd_ = Descriptor();
+  connected_ = false;
+}
+
 int RawHttp2::unsent() const {
   int bytes = 0;
   return ioctl(fd_.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;

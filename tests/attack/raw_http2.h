@@ -26,6 +26,8 @@ class RawHttp2 {
 
   // False if the server has refused or ended the connection.
   bool connected() const { return connected_; }
+  // Ends the connection.
+  void Close();
   // Bytes that it has sent and the server has not read.
   int unsent() const;
   // Sends a unary call with `message`, serialized, on a stream of its own.

@@ -64,8 +64,9 @@ TEST(HeaderFramesTest, ClientMayResetFewCallsAtATime) {
     resets += Frame(kReset, 0, 2 * i + 1, Data(4));
   }
   ASSERT_TRUE(take(kPreface + resets));
-  EXPECT_EQ(frames.resets(), HeaderFrames::kMostResets);
-  frames.ForgetResets();
+  EXPECT_TRUE(frames.counts());
+  frames.Forget();
+  EXPECT_FALSE(frames.counts());
   EXPECT_TRUE(take(resets));
   EXPECT_FALSE(take(Frame(kReset, 0, 1, Data(4))));
 }
@@ -96,6 +97,26 @@ TEST(HeaderFramesTest, ServersHeadersAreLimitedPerConnection) {
     EXPECT_TRUE(take(Frame(kHeaders, kEnd | 1, stream, Headers(300)))) << "trailers";
   }
   EXPECT_FALSE(take(Frame(kHeaders, kEnd, 1, Headers(300))));
+}
+
+TEST(HeaderFramesTest, ServerMaySendFewFramesWithoutDataAtATime) {
+  constexpr std::uint32_t kFrame = 9;
+  const std::string nothing = Frame(kData, 0, 1, "") + Frame(6, 0, 0, Data(8));
+  HeaderFrames frames = HeaderFrames::OfServer(/*most_calls=*/2), client;
+  const std::uint32_t most = HeaderFrames::kMostBesides / (2 * kFrame + 8);
+  client.Take(kPreface.data(), kPreface.size());
+  for (int second = 0; second < 2; ++second) {
+    for (std::uint32_t i = 0; i < most; ++i) {
+      ASSERT_TRUE(frames.Take(nothing.data(), nothing.size()));
+      ASSERT_TRUE(client.Take(nothing.data(), nothing.size()));
+    }
+    const std::string data = Frame(kData, 0, 1, Data(16384));
+    EXPECT_TRUE(frames.Take(data.data(), data.size()));
+    EXPECT_TRUE(frames.counts());
+    if (second == 0) frames.Forget();
+  }
+  EXPECT_FALSE(frames.Take(nothing.data(), nothing.size()));
+  EXPECT_TRUE(client.Take(nothing.data(), nothing.size())) << "any number";
 }
 
 TEST(HeaderFramesTest, ServersHeadersMustEnd) {

@@ -3,12 +3,14 @@
 #include "daemon/peer/dialed_sockets.h"
 
 #include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "daemon/base/tenant.h"
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "tests/attack/raw_http2.h"
@@ -26,9 +28,10 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr VainBytes::Most kMost = {kMiB, 2 * kMiB, kMiB / 2};
 
 // A call of gRPC, and the connection on which the test answers it.
-class DialedSocketsTest : public testing::TestWithParam<bool> {
+class DialedSocketsTest : public testing::Test {
  protected:
-  DialedSocketsTest() {
+  explicit DialedSocketsTest(bool plain_text)
+      : sockets_(std::make_shared<DialedSockets>(plain_text)) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 10);
     DialedSockets::AddTo(sockets_, &arguments);
@@ -49,20 +52,29 @@ class DialedSocketsTest : public testing::TestWithParam<bool> {
     caller_.join();
   }
 
+  void SetUp() override { ASSERT_TRUE(server_->connected()); }
   RawHttp2 Accept() { return RawHttp2::Server(AcceptOne(listener_, kPatienceMs)); }
 
   std::string address_;
   const Descriptor listener_ = ListenTcp("127.0.0.1", &address_);
-  const std::shared_ptr<DialedSockets> sockets_ =
-      std::make_shared<DialedSockets>(/*plain_text=*/GetParam());
+  const std::shared_ptr<DialedSockets> sockets_;
   grpc::ClientContext call_;
   std::thread caller_;
   std::unique_ptr<RawHttp2> server_;
 };
 
-// This also shows that gRPC names the descriptors that it connects.
-TEST_P(DialedSocketsTest, BytesReadInVainEndTheConnection) {
-  ASSERT_TRUE(server_->connected());
+// As with TLS: nothing is known of the frames. These tests also show that gRPC names the
+// descriptors that it connects.
+class EncryptedSocketsTest : public DialedSocketsTest {
+ protected:
+  EncryptedSocketsTest() : DialedSocketsTest(/*plain_text=*/false) {}
+};
+class PlainSocketsTest : public DialedSocketsTest {
+ protected:
+  PlainSocketsTest() : DialedSocketsTest(/*plain_text=*/true) {}
+};
+
+TEST_F(EncryptedSocketsTest, BytesReadInVainEndTheConnection) {
   ASSERT_TRUE(server_->SendBulk());  // 1 MiB, and the frames' beginnings
   ASSERT_TRUE(Soon([&] { return sockets_->Look() > kMiB; }));
   EXPECT_FALSE(sockets_->EndHarmful({2 * kMiB, 4 * kMiB, kMiB}, 4 * kMiB));
@@ -72,22 +84,14 @@ TEST_P(DialedSocketsTest, BytesReadInVainEndTheConnection) {
   EXPECT_TRUE(sockets_->HasHarmed());
 }
 
-TEST_P(DialedSocketsTest, AClosedOneConnectsNoMore) {
-  ASSERT_TRUE(server_->connected());
-  sockets_->Close();
-  EXPECT_TRUE(Soon([&] { return !server_->SendBulk(); }));
-  EXPECT_FALSE(sockets_->HasHarmed());
-  EXPECT_LT(AcceptOne(listener_, /*timeout_ms=*/500).get(), 0) << "gRPC would try at once";
-}
-
-TEST_P(DialedSocketsTest, OneOfManyCoordinatorsMaySendLess) {
+TEST_F(EncryptedSocketsTest, OneOfManyCoordinatorsMaySendLess) {
   ASSERT_TRUE(server_->SendBulk());
   ASSERT_TRUE(Soon([&] { return sockets_->Look() > kMiB; }));
   EXPECT_FALSE(sockets_->EndHarmful({2 * kMiB, 4 * kMiB, kMiB}, 4 * kMiB));
   EXPECT_TRUE(sockets_->EndHarmful({2 * kMiB, 4 * kMiB, kMiB}, 4 * kMiB + 1));
 }
 
-TEST_P(DialedSocketsTest, MessagesMakeUpForTheirBytes) {
+TEST_F(EncryptedSocketsTest, MessagesMakeUpForTheirBytes) {
   ASSERT_TRUE(server_->SendBulk());
   ASSERT_TRUE(Soon([&] { return sockets_->Look() > kMiB; }));
   sockets_->CountMessage(2 * kMiB);
@@ -95,13 +99,13 @@ TEST_P(DialedSocketsTest, MessagesMakeUpForTheirBytes) {
   EXPECT_FALSE(sockets_->EndHarmful(kMost, /*all=*/0));
 }
 
-TEST_P(DialedSocketsTest, HeadersWithoutEndEndTheConnectionIfTheyCanBeRead) {
-  if (!GetParam()) {
-    EXPECT_TRUE(server_->BeginHeaders(""));  // nearly 1 MiB
-    EXPECT_TRUE(Soon([&] { return sockets_->Look() > kMiB / 2; }));
-    EXPECT_FALSE(sockets_->HasHarmed());
-    return;
-  }
+TEST_F(EncryptedSocketsTest, HeadersWithoutEndAreBytesReadInVain) {
+  EXPECT_TRUE(server_->BeginHeaders(""));  // nearly 1 MiB
+  EXPECT_TRUE(Soon([&] { return sockets_->Look() > kMiB / 2; }));
+  EXPECT_FALSE(sockets_->HasHarmed());
+}
+
+TEST_F(PlainSocketsTest, HeadersWithoutEndEndTheConnection) {
   EXPECT_TRUE(server_->BeginShortHeaders(""));
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(server_->ContinueShortHeaders());
   EXPECT_FALSE(sockets_->HasHarmed());
@@ -113,8 +117,66 @@ TEST_P(DialedSocketsTest, HeadersWithoutEndEndTheConnectionIfTheyCanBeRead) {
   EXPECT_TRUE(sockets_->HasHarmed());
 }
 
-INSTANTIATE_TEST_SUITE_P(Texts, DialedSocketsTest, testing::Values(true, false),
-                         [](const auto& one) { return one.param ? "Plain" : "Encrypted"; });
+TEST_F(PlainSocketsTest, FramesWithoutDataEndTheConnection) {
+  EXPECT_TRUE(Soon([&] { return !server_->SendBulk(); }));
+  EXPECT_TRUE(Soon([&] { return sockets_->HasHarmed(); }));
+  EXPECT_LT(sockets_->Look(), kMiB);
+}
+
+TEST_F(PlainSocketsTest, AClosedOneConnectsNoMore) {
+  sockets_->Close();
+  EXPECT_TRUE(Soon([&] { return !server_->SendPings(1); }));
+  EXPECT_FALSE(sockets_->HasHarmed());
+  EXPECT_LT(AcceptOne(listener_, /*timeout_ms=*/500).get(), 0) << "gRPC would try at once";
+}
+
+struct Pair {
+  Pair() {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    ours = Descriptor(ends[0]);
+    theirs = Descriptor(ends[1]);
+  }
+  // As gRPC reads.
+  void Read(std::size_t bytes) {
+    std::string piece(16 << 10, 'x');
+    iovec part{piece.data(), piece.size()};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    for (std::size_t read = 0; read < bytes; read += piece.size()) {
+      ASSERT_EQ(send(theirs.get(), piece.data(), piece.size(), 0),
+                static_cast<ssize_t>(piece.size()));
+      ASSERT_EQ(recvmsg(ours.get(), &message, MSG_WAITALL), static_cast<ssize_t>(piece.size()));
+    }
+  }
+
+  Descriptor ours, theirs;
+};
+
+TEST(DialedSockets, EarlierMessagesAreNoCreditForALaterConnection) {
+  Pair first, second;
+  DialedSockets sockets(/*plain_text=*/false);
+  ASSERT_TRUE(sockets.Add(first.ours.get()));
+  sockets.CountMessage(kMiB);
+  first.Read(kMiB);
+  EXPECT_EQ(sockets.Look(), 0u);
+  first = Pair();
+  ASSERT_TRUE(sockets.Add(second.ours.get()));
+  second.Read(kMiB);
+  EXPECT_EQ(sockets.Look(), kMiB);
+}
+
+TEST(DialRate, EachUserConnectsOnlySoOften) {
+  const auto rate = std::make_shared<DialRate>(/*burst=*/2);
+  const Pair pair;
+  for (const uid_t user : {1000, 1001}) {
+    for (const bool may : {true, true, false}) {
+      DialedSockets sockets(/*plain_text=*/true, Tenant(user), rate);
+      EXPECT_EQ(sockets.Add(pair.ours.get()), may) << user;
+    }
+  }
+}
 
 }  // namespace
 }  // namespace gradsync::daemon
