@@ -24,8 +24,8 @@
 
 namespace gradsync::daemon {
 
-// Every user's open connections: admits them, counts them and their descriptors for their users, and
-// names the process behind each. Owns no descriptor. Thread-safe.
+// Every user's open connections: admits them, counts them and their descriptors for their users,
+// and names the process behind each. Owns no descriptor. Thread-safe.
 class Connections {
  public:
   // The most open connections of one user. Sessions have a quota of their own.
