@@ -45,7 +45,7 @@ class DialedSocketsTest : public testing::Test {
       }
       stream->Finish();
     });
-    server_ = std::make_unique<RawHttp2>(Accept());
+    server_ = std::make_unique<RawHttp2>(RawHttp2::Server(AcceptOne(listener_, kPatienceMs)));
   }
   ~DialedSocketsTest() override {
     call_.TryCancel();
@@ -53,8 +53,6 @@ class DialedSocketsTest : public testing::Test {
   }
 
   void SetUp() override { ASSERT_TRUE(server_->connected()); }
-  RawHttp2 Accept() { return RawHttp2::Server(AcceptOne(listener_, kPatienceMs)); }
-
   std::string address_;
   const Descriptor listener_ = ListenTcp("127.0.0.1", &address_);
   const std::shared_ptr<DialedSockets> sockets_;
@@ -112,22 +110,12 @@ TEST_F(PlainSocketsTest, HeadersWithoutEndEndTheConnection) {
   EXPECT_TRUE(Soon([&] { return !server_->ContinueHeaders(); }));
   EXPECT_TRUE(Soon([&] { return sockets_->HasHarmed(); }));
   EXPECT_LT(sockets_->Look(), kMiB);
-  // gRPC connects again. What was known stays known.
-  Accept();
-  EXPECT_TRUE(sockets_->HasHarmed());
 }
 
 TEST_F(PlainSocketsTest, FramesWithoutDataEndTheConnection) {
   EXPECT_TRUE(Soon([&] { return !server_->SendBulk(); }));
   EXPECT_TRUE(Soon([&] { return sockets_->HasHarmed(); }));
   EXPECT_LT(sockets_->Look(), kMiB);
-}
-
-TEST_F(PlainSocketsTest, AClosedOneConnectsNoMore) {
-  sockets_->Close();
-  EXPECT_TRUE(Soon([&] { return !server_->SendPings(1); }));
-  EXPECT_FALSE(sockets_->HasHarmed());
-  EXPECT_LT(AcceptOne(listener_, /*timeout_ms=*/500).get(), 0) << "gRPC would try at once";
 }
 
 struct Pair {
@@ -153,6 +141,30 @@ struct Pair {
 
   Descriptor ours, theirs;
 };
+
+TEST_F(PlainSocketsTest, AClosedOneEndsItsConnectionAndTakesNoOther) {
+  sockets_->Close();
+  EXPECT_TRUE(Soon([&] { return !server_->SendPings(1); }));
+  EXPECT_FALSE(sockets_->HasHarmed());
+  const Pair another;
+  EXPECT_FALSE(sockets_->Add(another.ours.get()));
+}
+
+TEST(DialedSockets, GrpcConnectsNoDescriptorThatItMayNotAdd) {
+  const auto sockets = std::make_shared<DialedSockets>(/*plain_text=*/true);
+  sockets->Close();
+  std::string address;
+  const Descriptor listener = ListenTcp("127.0.0.1", &address);
+  grpc::ChannelArguments arguments;
+  DialedSockets::AddTo(sockets, &arguments);
+  const auto channel =
+      grpc::CreateCustomChannel("dns:///" + address, grpc::InsecureChannelCredentials(), arguments);
+  grpc::ClientContext call;
+  const auto stream = v1::Peer::NewStub(channel)->Attach(&call);
+  const grpc::Status status = stream->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  EXPECT_LT(AcceptOne(listener, /*timeout_ms=*/0).get(), 0);
+}
 
 TEST(DialedSockets, EarlierMessagesAreNoCreditForALaterConnection) {
   Pair first, second;
