@@ -743,9 +743,7 @@ void Job::ListRanks(JobSnapshot* snapshot) const {
       continue;
     }
     (former ? snapshot->former_ranks : snapshot->ranks)
-        .push_back({rank, member.incarnation, member.state == RankState::kStayed,
-                    member.state == RankState::kLoading, member.state == RankState::kHealing,
-                    member.node});
+        .push_back({rank, member.incarnation, member.state, member.node});
   }
 }
 

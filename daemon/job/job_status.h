@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/job/membership.h"
 #include "daemon/telemetry/layout_stats.h"
 
 namespace gradsync::daemon {
@@ -31,9 +32,7 @@ struct LayoutSnapshot {
 struct RankSnapshot {
   std::uint32_t rank = 0;
   std::uint64_t incarnation = 0;
-  bool left = false;
-  bool loading = false;
-  bool healing = false;
+  RankState state = RankState::kLive;
   std::string node;  // empty: this one
 };
 

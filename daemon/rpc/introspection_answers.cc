@@ -97,10 +97,7 @@ v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
       v1::SessionStatus* session = out->add_sessions();
       session->set_rank(rank.rank);
       session->set_incarnation(rank.incarnation);
-      session->set_state(rank.left      ? "left"
-                         : rank.loading ? "loading"
-                         : rank.healing ? "healing"
-                                        : "live");
+      session->set_state(StateOf(rank.state));
       session->set_node(rank.node);
       const auto found = sessions.find(rank.incarnation);
       if (found == sessions.end()) continue;
@@ -142,7 +139,7 @@ v1::GetStatusResponse IntrospectionAnswers::Status(const ClientProcess& asker,
       if (found == sessions.end()) continue;
       v1::SessionStatus* session = out->add_sessions();
       Fill(*found->second, now_ns, session);
-      session->set_state("live");
+      session->set_state(StateOf(RankState::kLive));
       Warn(out->job_id(), *found->second, *session, response);
     }
   }

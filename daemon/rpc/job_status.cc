@@ -43,6 +43,26 @@ v1::JobState StateOf(JobPhase phase) {
   return v1::JOB_STATE_UNSPECIFIED;
 }
 
+const char* StateOf(RankState state) {
+  switch (state) {
+    case RankState::kLoading:
+      return "loading";
+    case RankState::kHealing:
+      return "healing";
+    case RankState::kStayed:
+    case RankState::kExited:
+      return "left";
+    case RankState::kFinished:
+      return "finished";
+    case RankState::kAbsent:
+    case RankState::kLive:
+    case RankState::kHeld:
+    case RankState::kLost:
+      break;
+  }
+  return "live";
+}
+
 double Seconds(std::uint64_t from_ns, std::uint64_t to_ns) {
   return to_ns > from_ns ? static_cast<double>(to_ns - from_ns) / kNsPerSecond : 0;
 }

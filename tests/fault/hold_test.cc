@@ -3,6 +3,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -234,6 +235,11 @@ TEST_F(HoldTest, ReplacementWithOtherOptionsIsRefused) {
 TEST_F(HoldTest, LeaveWaitsForTheRankThatIsLostBeforeIt) {
   Begin();
   for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) trainers_[rank]->Begin("leave");
+  EXPECT_TRUE(daemon_.AwaitStatus([](const auto& status) {
+    const auto& sessions = status.jobs(0).sessions();
+    return std::count_if(sessions.begin(), sessions.end(),
+                         [](const auto& one) { return one.state() == "left"; }) == 2;
+  }));
   Replace(kVictim);
   Expect(kVictim, "leave");
   for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) {

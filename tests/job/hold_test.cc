@@ -121,8 +121,8 @@ TEST_F(HoldTest, SnapshotNamesHeldAndHealingRanks) {
   const JobSnapshot back = job_->Snapshot();
   EXPECT_TRUE(back.held_ranks.empty());
   ASSERT_EQ(back.ranks.size(), 3u);
-  EXPECT_FALSE(back.ranks[0].healing);
-  EXPECT_TRUE(back.ranks[1].healing);
+  EXPECT_EQ(back.ranks[0].state, RankState::kLive);
+  EXPECT_EQ(back.ranks[1].state, RankState::kHealing);
 }
 
 // Numbers of operations: those that went on without the rank count for it, too.
@@ -1160,6 +1160,15 @@ TEST_P(LastLeaveTest, EveryRankLeavesWhenTheLastOneDoes) {
   EXPECT_EQ(ReasonOf(LeaveForGood(0)), "PROTOCOL_VIOLATION");
   ASSERT_TRUE(LeaveForGood(1).ok());
   for (const std::uint32_t rank : {0u, 1u, 2u}) ExpectGoodEnd(rank);
+}
+
+TEST_P(LastLeaveTest, SnapshotShowsTheRanksThatHaveLeftAndWait) {
+  Begin(2);
+  ASSERT_TRUE(LeaveForGood(0).ok());
+  const JobSnapshot snapshot = job_->Snapshot();
+  ASSERT_EQ(snapshot.ranks.size(), 2u);
+  EXPECT_EQ(snapshot.ranks[0].state, GetParam() ? RankState::kFinished : RankState::kExited);
+  EXPECT_EQ(snapshot.ranks[1].state, RankState::kLive);
 }
 
 TEST_P(LastLeaveTest, RankThatIsLostBeforeItHasLeftIsReplacedFirst) {

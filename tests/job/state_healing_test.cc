@@ -1389,8 +1389,7 @@ TEST_F(StateHealingTest, WaitingRanksHearOfARankThatLoads) {
 TEST_F(StateHealingTest, SnapshotShowsTheProgress) {
   BeginTransfer();
   JobSnapshot snapshot = job_->Snapshot();
-  EXPECT_TRUE(snapshot.ranks[1].loading);
-  EXPECT_FALSE(snapshot.ranks[1].healing);
+  EXPECT_EQ(snapshot.ranks[1].state, RankState::kLoading);
   ASSERT_TRUE(snapshot.healing.has_value());
   EXPECT_EQ(snapshot.healing->rank, 1u);
   EXPECT_EQ(snapshot.healing->source, 0u);

@@ -139,9 +139,10 @@ Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
-  STATE        live; left: it has finished its steps; loading: it replaces a lost session, and does
-               not have the state of the model yet; healing: it replaces a lost session, and takes
-               part in steps, but not yet in operations
+  STATE        live; left, finished: it has said so, and its session waits for the other ranks;
+               loading: it replaces a lost session, and does not have the state of the model yet;
+               healing: it replaces a lost session, and takes part in steps, but not yet in
+               operations
   ARENA        host memory of its buckets and broadcasts; ON GPUS: its memory there
 
 Examples:

@@ -54,7 +54,8 @@ std::string RankCount(const v1::JobStatus& job) {
   int live = 0;
   int left = 0;
   for (const v1::SessionStatus& session : job.sessions()) {
-    ++(session.state() == "left" ? left : live);
+    const bool has_left = session.state() == "left" || session.state() == "finished";
+    ++(has_left ? left : live);
   }
   return absl::StrCat(
       live, "/", job.world_size(), left > 0 ? absl::StrCat(" +", left, " left") : "",

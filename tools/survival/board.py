@@ -8,9 +8,8 @@ import pathlib
 import struct
 
 _MARKED = 0
-_ENDED = 1
-_COMPLETE = 2
-_PLACES = 3
+_COMPLETE = 1
+_PLACES = 2
 _WORD = struct.Struct("=Q")
 # Marks of one step, at most.
 _STEP = 1 << 16
@@ -32,10 +31,6 @@ class Board:
         """The rank has marked `count` buckets of the step."""
         self._write(rank, _MARKED, step * _STEP + count)
 
-    def ends(self, rank: int, step: int) -> None:
-        """The rank has ended the step."""
-        self._write(rank, _ENDED, step)
-
     def completes(self, rank: int, step: int) -> None:
         """The rank has got the step's verdict."""
         self._write(rank, _COMPLETE, step)
@@ -47,10 +42,6 @@ class Board:
             for rank in range(self._ranks)
             if rank != but
         )
-
-    def has_ended(self, rank: int, step: int) -> bool:
-        """Whether the rank has ended the step."""
-        return self._read(rank, _ENDED) >= step
 
     def is_complete(self, step: int) -> bool:
         """Whether some rank has got the step's verdict."""

@@ -41,8 +41,6 @@ from settings import Settings
 _POLL_S = 0.0005
 # Longer than anything that a place waits for, on a busy machine.
 _PATIENCE_S = 120.0
-# Until the library's thread has sent what the trainer has told it.
-_SENT_S = 0.05
 # A source reads for its digests and to send, in turn: at the second stop it does the other one, or
 # has read half of the block.
 _TOUCHES_BEFORE = 1
@@ -129,7 +127,7 @@ class Places:
             self._die(copying, step, reduced=self._log.reduced_in(step))
         marked = self._due(MARKED, step)
         if marked is not None:
-            time.sleep(_SENT_S)
+            self._until_taken(layout, step, f"has not marked bucket {_BUCKET}")
             self._die(marked, step, reduced=int(_is_reduced(layout, step)))
         reduced = self._due(REDUCED, step)
         if reduced is not None:
@@ -141,10 +139,9 @@ class Places:
         self._wait_for_death(ENDED, step)
         real(layout, step, *used)
         self.ended_at = time.monotonic()
-        self._board.ends(self._rank, step)
         ended = self._due(ENDED, step)
         if ended is not None:
-            time.sleep(_SENT_S)
+            self._until_taken(layout, step, "has not")
             self._die(ended, step, reduced=0)
         committed = self._due(COMMITTED, step)
         if committed is not None:
@@ -214,16 +211,9 @@ class Places:
         self._heals = False
 
     def _leave(self, real: Callable[..., Any], session: Any, *rest: Any, **more: Any) -> None:
-        self._board.ends(self._rank, self._steps + 1)
         leaves = self._due(LEAVE, self._steps)
         if leaves is not None:
-            others = [rank for rank in range(session.world_size) if rank != self._rank]
-
-            def leave() -> bool:
-                return all(self._board.has_ended(rank, self._steps + 1) for rank in others)
-
-            self._until(leave, "the others to leave")
-            time.sleep(_SENT_S)
+            self._until(self._have_others_left, "the others to leave")
             self._die(leaves, self._steps, reduced=0)
         real(session, *rest, **more)
 
@@ -266,13 +256,45 @@ class Places:
 
     def _healing(self) -> dict[str, Any]:
         """What the daemon says about the transfer."""
-        command = [self._gradsyncctl, "status", "--json", "--socket", os.environ["GRADSYNC_SOCKET"]]
-        status = json.loads(subprocess.run(command, capture_output=True).stdout)
-        for job in status["jobs"]:
+        for job in self._jobs():
             if "healing" in job:
                 found: dict[str, Any] = job["healing"]
                 return found
         return {}
+
+    # ---- What the daemon knows
+
+    def _jobs(self) -> list[dict[str, Any]]:
+        """The daemon's jobs that run: this training's."""
+        command = [self._gradsyncctl, "status", "--json", "--socket", os.environ["GRADSYNC_SOCKET"]]
+        status = json.loads(subprocess.run(command, capture_output=True).stdout)
+        return [job for job in status["jobs"] if job["state"] == "JOB_STATE_RUNNING"]
+
+    def _until_taken(self, layout: Any, step: int, missing: str) -> None:
+        """Waits until the daemon has taken a message of this rank, which the library sends later.
+
+        Args:
+          layout: whose step it is.
+          step: that runs at least until this rank dies.
+          missing: what the daemon says of this rank as long as it has not taken the message.
+        """
+
+        def taken() -> bool:
+            return not any(
+                f"rank {self._rank} {missing}" in one.get("waiting_for", "")
+                for job in self._jobs()
+                for one in job["layouts"]
+                if one["name"] == layout.name and int(one["step"]) == step
+            )
+
+        self._until(taken, "the daemon to take its message")
+
+    def _have_others_left(self) -> bool:
+        return all(
+            one["state"] in ("left", "finished") or one["rank"] == self._rank
+            for job in self._jobs()
+            for one in job["sessions"]
+        )
 
     def _die_in_transfer(self, fault: Fault, step: int) -> None:
         """Waits for the transfer of the fault, which may be the one after a source's death."""
