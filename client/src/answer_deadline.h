@@ -20,7 +20,7 @@ inline absl::Time AnswerDeadline(absl::Duration timeout) {
   return absl::Now() + std::max(timeout, absl::ZeroDuration()) + kAnswerPatience;
 }
 
-// When the time-out of a call passes that has this AnswerDeadline.
+// When the call's time-out passes. `answer_deadline`: the call's AnswerDeadline().
 inline absl::Time TimeoutEnd(absl::Time answer_deadline) {
   return answer_deadline - kAnswerPatience;
 }

@@ -18,8 +18,9 @@
 
 namespace gradsync::client {
 
-// One word per bucket, in memory that the daemon created. Until the session ends, the daemon or, on
-// a GPU, a worker writes the words. From then on this object writes poison.
+// One word per bucket, in memory that the daemon created. The daemon or, on a GPU, a worker writes
+// the words. This object writes poison when the session has ended, or when this rank has given up
+// the layout.
 //
 // Thread-safe; only Poison and EndPoison take a lock. Owned by the StepClient. It shares the
 // mapping with the StreamHandoff.

@@ -48,8 +48,9 @@ class JobChannel {
   // last.
   absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // In a session that takes the place of a lost one: it is about to send this EndStep. The caller
-  // holds a lock that OnStepDone of the same step comes after.
+  // Only in a replacement: the caller is about to send this EndStep. It holds the StepClient's
+  // lock. The stream's thread takes that lock before OnStepDone, so OnStepDone of this step comes
+  // later.
   void OnEndStep(std::uint32_t channel, std::uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // The daemon's answers, on the stream's thread.

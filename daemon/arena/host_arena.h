@@ -33,7 +33,7 @@ class HostArena {
 
   // For passing to the trainer. The arena keeps ownership.
   int fd() const { return memory_.fd(); }
-  // The requested size, rounded up to whole pages; at least one page.
+  // The requested size, rounded up as SealedMemory::Create says.
   std::size_t bytes() const { return memory_.bytes(); }
 
   // When to fill this process's page tables.

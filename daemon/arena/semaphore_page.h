@@ -46,7 +46,7 @@ class SemaphorePage {
 
   // For passing to the trainer. The page keeps ownership.
   int fd() const { return memory_.fd(); }
-  // SemaphoreBytes(buckets()), rounded up to whole pages.
+  // SemaphoreBytes(buckets()), rounded up as SealedMemory::Create says.
   std::size_t bytes() const { return memory_.bytes(); }
   std::size_t buckets() const { return buckets_; }
 

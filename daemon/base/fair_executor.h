@@ -15,15 +15,19 @@
 
 namespace gradsync::daemon {
 
-// Each user has a queue of its own. Of each user, one piece of work runs at a time. So with two
-// threads, one user's long work holds one thread, and the other thread serves the other users.
-// Users that wait take turns, one piece each.
+// Each user has a queue of its own. One piece of a user's work runs at a time. So with two threads,
+// one user's long work holds one thread, and the other thread serves the other users. Users that
+// wait take turns, one piece each.
 //
-// Its callers keep the queues and the pieces bounded. Each session queues at most one mapping per
-// layout, the pieces of one copy per bucket, the pieces that end one void step per layout, those
-// that write the done words which it has missed while it stayed, the messages that follow these
-// words, and one teardown. Each stream between nodes queues at most one message, and each job
-// between nodes one piece of launches. Thread-safe. The destructor runs everything that is queued.
+// Its callers keep the queues and the pieces bounded. A session queues at most
+// - for each layout: the work that creates and checks its memory, and the pieces that end one void
+//   step,
+// - for each bucket: the pieces of one copy,
+// - the pieces that write the done words that it has missed while it stayed, and the messages that
+//   follow these words,
+// - one teardown.
+// A stream between nodes queues at most one message, and a job between nodes one piece of launches.
+// Thread-safe. The destructor runs everything that is queued.
 class FairExecutor final : public UserExecutor {
  public:
   explicit FairExecutor(int threads);

@@ -13,9 +13,9 @@
 namespace gradsync::daemon {
 
 // Follows the frames that one side sends (RFC 9113), and limits their headers and calls. gRPC 1.51
-// does not: its limits, 8 KiB of headers for instance, hold if the other side acknowledges them. It
-// keeps headers in memory until the last of them has come, and trailers until the call ends. A
-// value; all bytes of a default one are 0. Not thread-safe.
+// does not: its limits, 8 KiB of headers for instance, hold only once the other side has
+// acknowledged them. It keeps headers in memory until the last of them has come, and trailers until
+// the call ends. A value; all bytes of a default one are 0. Not thread-safe.
 class HeaderFrames {
  public:
   // An honest call has a few hundred bytes.
@@ -40,10 +40,11 @@ class HeaderFrames {
     return frames;
   }
 
-  // Takes the next bytes of the connection. False if they begin more than kMostBytes of headers for
-  // a call, or a client's trailers, which no client of gRPC sends, or too many calls, or reset too
-  // many, or if the fields of the headers are too many (header_fields.h), or if a server sends too
-  // many frames without data. Called again only after true.
+  // Takes the next bytes of the connection. Called again only after true. False if there are
+  // - more than kMostBytes of headers for a call, or fields that header_fields.h refuses,
+  // - too many calls, or too many resets,
+  // - trailers of a client: no client of gRPC sends any,
+  // - too many frames without data, from a server.
   bool Take(const char* bytes, std::size_t size) {
     for (const char* const end = bytes + size; bytes != end;) {
       if (const std::size_t rest = static_cast<std::size_t>(end - bytes); skipped_ < kPreface) {

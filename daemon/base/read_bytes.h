@@ -19,18 +19,18 @@ namespace gradsync::daemon {
 std::uint64_t ReadBytes(int descriptor);
 
 // Limits the headers, calls and resets of an HTTP/2 connection, and a server's frames without data:
-// see header_frames.h. Resets and such frames are counted anew every second. Instead of the first
-// one too many, the read returns the connection's end. Called before the first read. `socket`: the
-// number that fstat() gives for the descriptor's socket (st_ino); not 0. A later socket with the
-// same descriptor has no limit. `frames`: none of them has come.
+// see header_frames.h. Counts resets and such frames anew every second. If what a read brings
+// exceeds a limit, the connection ends, and the read returns its end instead. Called before the
+// first read. `socket`: the number that fstat() gives for the descriptor's socket (st_ino); not 0.
+// A later socket with the same descriptor has no limit. `frames`: it has taken no bytes yet.
 void LimitHeaders(int descriptor, ino_t socket, const HeaderFrames& frames);
 
 struct HeaderState {
   std::uint32_t unfinished = 0;  // bytes of headers whose end has not come
   bool refused = false;          // there was too much of one of these: the connection has ended
 };
-// `refused` stays true when the socket is closed, and when LimitHeaders() gets another one with
-// this descriptor, until that one is refused, too.
+// Returns the state of this socket. `refused` stays true after the socket is closed, until a later
+// socket with this descriptor is refused.
 HeaderState HeadersOf(int descriptor, ino_t socket);
 
 }  // namespace gradsync::daemon

@@ -51,7 +51,8 @@ CallerKey NetworkOf(const CallerKey& caller);
 // "2001:db8::/64", or the address itself if it is a network of its own. `ip` as in TcpEnd.
 std::string NetworkText(const std::array<std::uint8_t, 16>& ip);
 
-// Of the network that occurs most, the caller that occurs most. `callers` is not empty.
+// Finds the network that occurs most among `callers`. Returns the caller that occurs most in that
+// network. `callers` is not empty.
 CallerKey LargestOf(const std::vector<CallerKey>& callers);
 
 }  // namespace gradsync::daemon

@@ -23,8 +23,8 @@ constexpr DataType WorkType(DataType dtype, ReduceOp op = ReduceOp::kSum) {
   return ItemSize(dtype) == 2 && !IsOrderFree(op, dtype) ? DataType::kFloat32 : dtype;
 }
 
-// One bucket's all-reduce between nodes. Made once per bucket and submitted once per step; the
-// submitter owns it and keeps it alive and untouched until done().
+// One all-reduce between nodes. The submitter owns it, and keeps it alive and untouched until
+// done(). Then it may change it and submit it again, for the same bucket or another one.
 //
 // gather and scatter run on the engine's threads, for several chunks at once. The chunks cover the
 // bucket and do not overlap. Each begins at a multiple of 64 elements and holds 32 KiB to 64 MiB;

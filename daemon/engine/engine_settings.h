@@ -40,8 +40,8 @@ struct EngineSettings {
   int lanes = 2;
   std::size_t chunk_bytes = std::size_t{2} << 20;
   WireType wire = WireType::kSame;
-  // A node that sends nothing for this long is lost; kMinSilence to kMaxSilence. With 8 s every
-  // rank learns of a lost connection within 10 s.
+  // The engine fails (ENGINE_TIMEOUT) if a node sends nothing for this long; kMinSilence to
+  // kMaxSilence. With 8 s every rank learns of a lost connection within 10 s.
   absl::Duration silence_limit = absl::Seconds(8);
 };
 

@@ -33,8 +33,8 @@ struct PeerMeshOptions {
 // The listening port is open until every node has connected. A node that connects proves its
 // certificate, if there is TLS, then shows a secret of 32 bytes, which the job's nodes know from
 // the store. It has 5 s for that. Other connections are closed. If too many connections have not
-// shown the secret yet, one is closed. Of the network (caller.h) that has the most of them, it is
-// the oldest one of the caller that has the most. A node whose connection is closed tries again.
+// shown the secret yet, one of them is closed: the oldest one of the caller that LargestOf()
+// (caller.h) returns for them. A node whose connection is closed tries again.
 //
 // FAILED_PRECONDITION  a node's agreement differs
 // DEADLINE_EXCEEDED    ENGINE_TIMEOUT: names the nodes that have not connected

@@ -42,8 +42,9 @@ class PeerWatch {
   struct Options {
     std::uint32_t node = 0;
     std::vector<std::string> node_names;  // by node
-    // A node whose first message has come is lost if it then sends nothing for this long. A node is
-    // also lost if data of a chunk that every node has begun takes this long to arrive.
+    // The engine fails (ENGINE_TIMEOUT) if a node sends nothing for this long after its first
+    // message. It also fails if data of a chunk that every node has begun has not arrived
+    // after this long.
     absl::Duration silence_limit = EngineSettings().silence_limit;
     // Called at most once, on the watch's thread.
     std::function<void(const absl::Status&)> on_failure;

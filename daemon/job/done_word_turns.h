@@ -1,5 +1,5 @@
 // How many done words of a void step, or of ranks that take part again, one thread writes in a row.
-// Each write is a system call.
+// After each write it wakes the waiters, which is a system call.
 
 #ifndef DAEMON_JOB_DONE_WORD_TURNS_H_
 #define DAEMON_JOB_DONE_WORD_TURNS_H_

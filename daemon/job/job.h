@@ -5,13 +5,14 @@
 // submits reductions and flushes messages. So a Reducer may complete an operation from within
 // Reduce(), and a sink may send slowly.
 //
-// A Job is one generation: the loss of a rank or a newer generation ends all of its sessions for
-// good. JobTable starts the next generation. With policy `hold` the loss of a rank ends only that
-// rank's session, if HoldPolicy allows it. Running steps wait, and the rank's next session takes
-// its place.
+// A Job is one generation. The loss of a rank ends all of its sessions for good. So does a newer
+// generation, which JobTable starts; JobTable::Join names the exception. With policy `hold` the
+// loss of a rank ends only that rank's session, if HoldPolicy allows it. Then running steps wait,
+// and the rank's next session takes its place.
 //
-// Shared: the JobTable, the job's sessions and reductions in flight hold references to it. It holds
-// its layouts, and the memory that its sessions mapped until that memory is unused.
+// Shared: the JobTable, the job's sessions and its launches between nodes hold references to it.
+// Other reductions in flight hold none: the JobTable keeps the job until they are done. The job
+// holds its layouts, and the memory that its sessions mapped until that memory is unused.
 //
 // Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or executor
 // under the lock.
@@ -232,9 +233,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Called before a rank ends a step. Notes the last operation that the rank has called.
   void NoteOperation(std::uint32_t rank, std::uint64_t step, LayoutChannel* layout) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Lets the ranks that have healed take part in operations again, and tells them so. The first one
-  // of a rank is the first after the EndStep of its first complete step. If an operation is under
-  // way without the rank and cannot take it in, the rank waits until that operation has ended.
+  // Lets the ranks that have healed take part in operations again, and tells each its first
+  // operation: see OperationChannel. If an operation is under way without a rank, and the rank
+  // cannot join it, the rank heals only after that operation has ended.
   void HealRanks(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // If every rank has left, lets those that stayed take part again. If they have many done words,
   // the executor writes these first: a trainer's memory may be swapped out, and threads of all
@@ -255,7 +256,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Some rank has a session.
   bool AnyIsSeated() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Every rank has left for good while the executor wrote done words for ranks that stayed. The job
-  // has ended without an error as soon as these words are written.
+  // ends without an error as soon as these words are written.
   bool OnlyWordsAreLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Fills the snapshot's lists of ranks.

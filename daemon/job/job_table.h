@@ -92,8 +92,9 @@ class JobTable final : public JobFinder {
     std::shared_ptr<Job> job;        // null: to be made
   };
 
-  // Finds the job for the rank to join, or adds `next->job`. Adds to `superseded` the job that the
-  // new one replaces. Null: the caller makes the job that `next` describes, and calls again.
+  // Returns the job that the rank joins. If a new one must begin, that is `next->job`: it becomes
+  // the key's job, and the job before it is added to `superseded`, unless that one goes on. Null:
+  // `next` now describes the new job. The caller makes `next->job` from it, and calls again.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
                                                     const JobOptions& options, const PodId& pod,

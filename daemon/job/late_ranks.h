@@ -44,8 +44,8 @@ class LateRanks {
 
   // What the rank has not done if its state says that; otherwise empty.
   absl::string_view DueOf(std::uint32_t rank) const;
-  // Adds the rank to the group that passes. If there is none, adds it to a new group, which `make`
-  // returns, unless the text names enough of them.
+  // Adds the rank to the group for which `pass` is true. If there is none, adds it to a new group,
+  // which `make` returns. If the text can name no more groups, only notes that there are more.
   void AddTo(std::uint32_t rank, absl::FunctionRef<bool(const Group&)> pass,
              absl::FunctionRef<Group()> make);
 

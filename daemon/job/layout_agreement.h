@@ -57,13 +57,13 @@ struct LayoutRequest {
 
 // Every rank registers the same spec and then maps its memory. The agreement is reached when all
 // ranks that take part have done both. It fails for all of them if one registers a different spec,
-// is refused memory, or is late.
+// is refused, is late, or calls LeaveAndStay.
 //
 //   open --Reach--> reached
 //   open --Fail---> failed
 //
-// Externally synchronized: guarded by the job's lock. Does not own arenas: RankMemory keeps them
-// mapped until ReleaseMemory or ReleaseLostMemory.
+// Externally synchronized: guarded by the job's lock. Holds references to the ranks' memory, which
+// keep it mapped, until ReleaseMemory or ReleaseLostMemory.
 class LayoutAgreement {
  public:
   // `first_rank` registered `spec` first. `terms` and `members` outlive this object.
@@ -89,7 +89,8 @@ class LayoutAgreement {
   // spec makes the agreement fail.
   absl::Status Register(std::uint32_t rank, LayoutRequest request, DeferredActions* actions);
   bool Registered(std::uint32_t rank) const { return ranks_[rank].registered; }
-  // The rank has registered but gets no memory: the agreement fails.
+  // The rank gets no memory, or has another layout of this name: the agreement fails. Does nothing
+  // unless the agreement is open.
   void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
   // Keeps `memory`, which a registered rank has, until ReleaseMemory.
   void KeepMemory(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);

@@ -41,9 +41,9 @@ namespace gradsync::daemon {
 //   (Register Mapped)^ranks  ready  ( (MarkReady* (EndStep | FinishStep))^ranks commit
 //                                   | MarkReady* Abandon/deadline void )*  Release^ranks
 //
-// Externally synchronized: guarded by the job's lock. Never blocks, and makes no calls: it puts the
-// actions that a change causes into DeferredActions. Owns its reductions, so it lives until none is
-// in flight.
+// Externally synchronized: guarded by the job's lock. Never blocks. Queues messages, and writes the
+// done words of copied averages, and those of void steps that have few. All other actions that a
+// change causes go into DeferredActions. Owns its reductions, so it lives until none is in flight.
 class LayoutChannel {
  public:
   // The job takes its lock, stops if the reduction has failed, and calls Reduced().
@@ -95,10 +95,10 @@ class LayoutChannel {
                           DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
-  // A rank is about to end the step, and `operation` is the last one of the job's channel before
-  // that. If the rank is live, it is the last one that the rank has called. Every rank calls the
-  // same ones before this EndStep, so the first live rank decides. If no live rank ends the step,
-  // the last rank that ends it decides.
+  // A rank is about to end the step. Notes `operation`, the number of the last operation before
+  // this EndStep. For a live rank (`live`) it is the last operation that the rank has called. All
+  // live ranks call the same operations before this EndStep, so the first live rank decides. If no
+  // live rank ends the step, the last rank that ends it decides.
   void NoteOperation(std::uint64_t step, std::uint64_t operation, bool live) {
     if (step != step_.number() || last_operation_decided_) return;
     last_operation_ = operation;

@@ -80,8 +80,9 @@ std::uint64_t BytesOf(const LayoutPlan& plan);
 // backward pass tends to finish the last ones first. Fills one bucket per dtype at a time, and
 // closes a bucket when the next parameter would exceed its cap: first_bucket_cap_bytes for the
 // first bucket of each dtype, bucket_cap_bytes for the others. A parameter that is larger than the
-// cap is a bucket of its own. Buckets are numbered in the order in which they close, which is the
-// order of reduction. Source: VLDB 2020, section 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
+// cap is a bucket of its own. Buckets are numbered in the order in which they close. Each is
+// reduced as soon as every rank has marked it, whatever its number. Source: "PyTorch Distributed",
+// VLDB 2020, sections 3.2.3 and 4.2 (compute_bucket_assignment_by_size).
 //
 // Beyond the paper: the bucket of parameter 0 is ready last, and trainers wait for its reduction,
 // so it can have a smaller cap. If it is larger than last_bucket_cap_bytes, the parameters that it

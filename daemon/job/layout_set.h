@@ -72,8 +72,8 @@ class LayoutSet {
   absl::Status CheckReplaces(std::uint32_t rank, std::uint32_t channel) const;
   absl::Status ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
                            DeferredActions* actions);
-  // The rank no longer uses the layout. Statuses as OfRank(); FAILED_PRECONDITION if the layout is
-  // not ready.
+  // The rank no longer uses the layout. INVALID_ARGUMENT UNKNOWN_CHANNEL; FAILED_PRECONDITION: the
+  // rank has released the layout or is replacing it, or the layout is not ready.
   absl::Status ReleaseLayout(std::uint32_t rank, std::uint32_t channel, std::uint64_t now_ns,
                              DeferredActions* actions);
   // Drops the layouts that every rank has released. Called at the end of every change, and before
@@ -128,7 +128,7 @@ class LayoutSet {
   // Some reduction is in flight.
   bool in_flight() const;
   bool StepRunning() const;
-  // False only if BegunBy() is "" for every rank.
+  // True if a step is running or an agreement is open. If not, BegunBy() is "" for every rank.
   bool AnyIsBegun() const;
   // What this rank has begun and not ended: "step 8 of layout 'digits'", "layout 'digits'"; or "".
   std::string BegunBy(std::uint32_t rank) const;
@@ -180,15 +180,16 @@ class LayoutSet {
   // RANKS_LEFT if some rank has left and stays. Otherwise OK.
   absl::Status RanksLeft(absl::string_view layout) const;
 
-  // The agreement that a request belongs to; null if the request begins one. That on a replacement
-  // of the same layout comes before one on a layout of the same name.
+  // The agreement that a request belongs to; null if the request begins one. It is the agreement
+  // that replaces the same layout as the request. If there is none, it is one on a layout of the
+  // same name.
   LayoutChannel* FindPending(const LayoutRequest& request) const;
   // ALREADY_REGISTERED if the rank has another layout of that name and does not replace it.
   absl::Status CheckName(std::uint32_t rank, const LayoutRequest& request,
                          const LayoutChannel* pending) const;
-  // Matches two requests: one rank has released the old layout and registers a new one, another
-  // rank replaces the old layout. Both end the old layout, so they may agree. They do not if the
-  // agreement on the new layout began before the one on the old layout.
+  // Lets two kinds of request agree on one new layout: a rank that has released the old layout
+  // registers the new one, and another rank replaces the old layout by it. Both end the old layout.
+  // Exception: the agreement on the new layout began before the agreement on the old one.
   void MatchReplacement(std::uint32_t rank, LayoutRequest* request,
                         LayoutAgreement* agreement) const;
   // Takes the spec and the plan out of the request.

@@ -185,8 +185,8 @@ class Membership {
   // True if every rank has joined once.
   bool Formed() const { return Count(RankState::kAbsent) == 0; }
 
-  // True if steps and operations wait for this rank. They also wait for an absent, a held and a
-  // finished rank, but not for one that has left.
+  // True if steps and operations wait for this rank: it has not joined yet, it takes part (see
+  // TakesPart), or it has finished. They do not wait for a rank that has left.
   bool IsAwaited(std::uint32_t rank) const { return StateIsAwaited(members_[rank].state); }
   // True if the rank may mark buckets, and has the state of the model.
   bool MayMark(std::uint32_t rank) const {

@@ -5,9 +5,10 @@
 // operation. If another rank asks for a different one, the operation fails on every rank, and the
 // error names both. A rank that comes late to an operation that failed gets the same failure.
 //
-// A barrier goes on without a lost rank. The rank's next session begins with some step, so its
-// first operation is the first one that the others call after their EndStep of that step. If this
-// is a barrier that has ended already, the rank's own call is answered at once.
+// A barrier goes on without a lost rank. So does a broadcast from another rank that was named. The
+// first operation of the rank's next session is the first one that the others call after the
+// EndStep of that session's first complete step. If the lost session has called that one already,
+// it is a later one. If it is a barrier that has ended, the rank's own call is answered at once.
 //
 // Externally synchronized: guarded by the job's lock. Owned by the job. Holds the ranks' staging
 // memory while their operation runs.
@@ -70,15 +71,16 @@ class OperationChannel {
   void Reduced(DeferredActions* actions);
   void Copied(DeferredActions* actions);
 
-  // False only if no rank waits in an operation.
+  // True while an operation is in progress, even if every rank that waited in it has been lost.
   bool in_progress() const { return state_ != State::kIdle; }
   // True while this rank's session waits in an operation. A lost session that was in one does not
   // count.
   bool InOperation(std::uint32_t rank) const;
   // The number of the last operation that this rank has called. Not for a rank that is recovering.
   std::uint64_t LastOf(std::uint32_t rank) const { return ranks_[rank].sequence; }
-  // True if the rank must not heal now: the operation in progress goes on without it, and comes
-  // before its first one or cannot take it in any more. `last`: as for RankHealed().
+  // True if the rank must not heal now: the operation in progress goes on without the rank, and the
+  // rank cannot join it. Reason: it comes before the rank's first operation, or all others have
+  // joined it already. `last`: as for RankHealed().
   bool GoesOnWithout(std::uint32_t rank, std::uint64_t last) const {
     const bool takes_it_in = state_ == State::kJoining && LastBefore(rank, last) < sequence_;
     return ranks_[rank].excused && !takes_it_in;

@@ -48,9 +48,8 @@ class RankRules {
   // state to replacements.
   absl::Status CheckHeals(std::uint32_t rank, absl::string_view message) const;
   // The rank may leave: it has not left yet, and is in no step and no operation. A rank that stays
-  // may still leave for good (`exit`). A rank that came back after a loss must first have the state
-  // of the model and have completed a step of every layout. Such a rank may leave for good without
-  // a complete step if no running step has gradients of its lost session.
+  // may still leave for good (`exit`). A loading rank may not leave. A healing rank may not stay.
+  // It may leave for good, unless a running step has gradients of its lost session.
   absl::Status CheckLeave(std::uint32_t rank, bool exit) const;
   // The rank may finish. The conditions are those for leaving for good. A rank that stays must
   // first get LeaveDone.

@@ -10,8 +10,8 @@
 namespace gradsync::daemon {
 
 // Asks the same question again after each message of a rank. Each search begins at the rank that
-// the last one found. So if ranks that have passed once stay as they are, all searches until the
-// answer is "no rank" look at each rank about twice, whatever the order of the messages.
+// the last one found. So all searches together look at each rank about twice until no rank waits,
+// whatever the order of the messages. It is more if a rank that has stopped waiting waits again.
 //
 // Externally synchronized: guarded by the job's lock.
 class RankSearch {

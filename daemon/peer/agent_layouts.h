@@ -45,7 +45,8 @@ class AgentLayouts : public std::enable_shared_from_this<AgentLayouts> {
   // ---- The life of a layout
   // The coordinator has assigned its channel. `charge` is reduced to what the plan takes; may be
   // null. INVALID_ARGUMENT MALFORMED: another layout of the rank has or had this channel, or it is
-  // 0. What the session does for that layout may still be under way, and names the channel only.
+  // 0. No channel may come twice: the session may still make calls for the earlier layout, and they
+  // name only the channel.
   absl::Status Assign(const v1::LayoutAssigned& assigned, std::uint32_t replaces, LayoutPlan plan,
                       std::shared_ptr<ArenaQuota::Reservation> charge);
   // Keeps `memory`, which the rank has for the channel, or frees it if the layout has ended.

@@ -103,8 +103,9 @@ class AgentSession final
   // True if Welcome was not sent, and no message of the agent waits for its turn.
   bool silent() const { return !greeted() && !HasMessage(); }
   using Stream::caller;
-  // Pings the agent. Ends the stream if for kPeerSilenceNs the agent has not answered
-  // (kUnreadSilenceNs, if bytes wait in its socket), or has not read the stream's end.
+  // Pings an agent that got its Welcome, and releases idle workers. Ends the stream if the agent
+  // has sent no Hello for 10 s, has not answered a ping for kPeerSilenceNs (kUnreadSilenceNs, if
+  // bytes wait in its socket), or has not read the stream's end for kPeerSilenceNs.
   void Tick(std::uint64_t now_ns);
 
   // ---- For the stream
@@ -147,7 +148,8 @@ class AgentSession final
 
   absl::Status Read(const LazyMessage<v1::AttachRequest>& received);
   absl::Status Take(const v1::AttachRequest& message);
-  // Takes anything but Hello from an agent that is not yet, or no longer, part of a job.
+  // Judges a message, other than a short Hello, of an agent that is not part of a job. OK: drop the
+  // message, because the agent was refused and may not know it yet. Otherwise MALFORMED.
   absl::Status TakeOfStranger() const;
   absl::Status OnHello(const v1::Hello& hello);
   absl::Status CheckCaller(const v1::Hello& hello) const;

@@ -78,10 +78,10 @@ class ConnectionLimit {
     std::uint64_t first = 0;     // one connection, before it is in the set for the first time
     std::uint64_t per_look = 0;  // all connections of a caller, between two calls of EndSilent()
   };
-  // Ends a caller's silent connections, and pauses the caller, if they have sent too much both at
-  // this call and at the one before. Once is not enough: a connection is silent again once its last
-  // stream has ended. `greeted` is called only if a caller may have sent too much. Returns the
-  // other ends of the connections that it has ended.
+  // If a caller's silent connections have sent too much at two calls in a row, ends those that have
+  // sent something, and pauses the caller. One call is not enough: an honest connection, too, is
+  // silent after its last stream has ended. `greeted` is called only if a caller may have sent too
+  // much. Returns the other ends of the connections that it has ended.
   std::vector<TcpEnd> EndSilent(const SilentBytes& most,
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends connections of which too much was read in vain, or that have had a call with too long

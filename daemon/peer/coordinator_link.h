@@ -111,7 +111,7 @@ class CoordinatorLink final
     call_.TryCancel();
     CloseConnection();
   }
-  // The link has ended, or is about to.
+  // Closes the connection for good. Call it only when the link has ended, or is about to.
   void CloseConnection() { context_.sockets->Close(); }
 
   // ---- For the stream

@@ -28,8 +28,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // How long a coordinator may take to end a lost rank's session: it waits for what is in flight. A
   // sound coordinator is far faster.
   static constexpr std::uint64_t kEndLimitNs = 30'000'000'000;
-  // Of excused time only one part in so many counts. So a coordinator that is always excused has 5
-  // minutes.
+  // Excused time is divided by this. So a coordinator that is always excused has 5 minutes.
   static constexpr std::uint64_t kExcusedPart = 10;
   // The most time that counts from one call of EndIsOverdue() to the next. In a longer pause this
   // daemon itself was stopped.

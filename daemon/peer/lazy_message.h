@@ -39,7 +39,7 @@ class LazyMessage {
     return grpc::Status(grpc::StatusCode::INTERNAL, "bytes that are no message");
   }
 
-  // On the wire; 0 for one that was parsed when it came.
+  // The length on the wire, until the message is parsed; then 0.
   std::size_t Bytes() const { return bytes_.Length(); }
   // True if it is parsed, or parsing takes little time.
   bool IsShort() const { return state_ == State::kParsed || bytes_.Length() <= kShortBytes; }

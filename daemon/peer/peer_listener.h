@@ -78,7 +78,8 @@ class PeerListener {
  private:
   explicit PeerListener(ConnectionLimit::Bounds bounds) : limit_(bounds, &clock_) {}
   void Loop();
-  // What the process or the machine lacks for it. Empty: nothing.
+  // Accepts one connection. Returns what the process or the machine lacks to accept it; empty if it
+  // lacks nothing, even if the connection was refused.
   std::string Accept(int socket);
 
   // Constant once started.

@@ -35,8 +35,9 @@ class SocketTable {
 
   // The users of the connected sockets that have the end `own`, and are connected to
   // `remote_port`. Closed sockets do not count: the kernel no longer knows their user. There can be
-  // several users if sockets share a port (SO_REUSEADDR). Says what was so at `since_ns` or later;
-  // only connections that are older than that are sure to be found.
+  // several users if sockets share a port (SO_REUSEADDR). Reads the tables anew if the
+  // last read began before `since_ns`. So it finds open connections from before `since_ns`, but may
+  // miss newer ones.
   std::vector<std::uint32_t> UsersOf(const TcpEnd& own, std::uint16_t remote_port,
                                      std::uint64_t since_ns);
 

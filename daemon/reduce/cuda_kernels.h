@@ -2,12 +2,13 @@
 // arguments. Plain C++, shared by the kernels (cuda_kernels.cu), the code that launches them
 // (cuda_combine.cc) and the tests' fake driver, which runs them on the CPU.
 //
-// If other GPUs take part, a bucket needs two kernels. combine adds up this GPU's ranks into
-// staging; write_back writes NCCL's result from staging to these ranks. Both kernels exist for each
-// pair of bucket type and staging type that CanBeStagedAs allows (gpu_staging.h). Their names end
-// in the two types, each f32, f64, f16 or bf16: gradsync_combine_f32_f32,
-// gradsync_write_back_f32_f32, gradsync_combine_f32_bf16, ... On one GPU a bucket needs one kernel,
-// and no staging: gradsync_average_f32 and so on, for each bucket type.
+// A bucket needs two kernels if other GPUs take part, or if more than kMaxCudaBuffers ranks share
+// this GPU. combine adds up this GPU's ranks into staging. write_back writes the result (NCCL's, if
+// other GPUs take part) from staging to these ranks. Both kernels exist for each pair of bucket
+// type and staging type that CanBeStagedAs allows (gpu_staging.h). Their names end in the two
+// types, each f32, f64, f16 or bf16: gradsync_combine_f32_f32, gradsync_write_back_f32_f32,
+// gradsync_combine_f32_bf16, ... Otherwise a bucket needs one kernel, and no staging:
+// gradsync_average_f32 and so on, for each bucket type.
 //
 // Each kernel takes its argument structure by value and runs on a one-dimensional grid of
 // kCudaBlockThreads threads a block. The elements of the result do not depend on the number of
@@ -39,7 +40,7 @@ struct CombineArguments {
   std::uint64_t count;
   std::uint32_t source_count;
   std::uint32_t accumulate;          // 1: the rounded content of staging is the sum's first term
-  std::uint32_t void_contributions;  // 0 or 1 for each rank here; written behind the elements
+  std::uint32_t void_contributions;  // not 0 if the step is void here; written behind the elements
 };
 
 // Where an average goes, and what is reported about it.

@@ -36,7 +36,7 @@ namespace gradsync::daemon {
 class HostReducer final : public Reducer {
  public:
   // Operations that together read and write no more bytes than this run on the submitter's thread.
-  // At 10 GB/s or more they take at most 25 microseconds, the time in which another thread wakes
+  // At 10 GB/s or more they take at most 26 microseconds, the time in which another thread wakes
   // up.
   static constexpr std::size_t kInlineTrafficBytes = 256 * 1024;
   // Bounds of a slice. With smaller slices, cutting costs more than it gains (64 KiB of one buffer:

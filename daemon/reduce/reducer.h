@@ -144,8 +144,8 @@ class Reducer {
   virtual ~Reducer() = default;
   // Begins the reduction. `operation` stays alive and untouched until its done() has been called.
   virtual void Reduce(ReduceOperation* operation) = 0;
-  // Begins several operations, which one message has caused. A reducer may limit the time that all
-  // of them together cost the caller.
+  // Begins several operations, which one change of a job has caused. A reducer may limit the time
+  // that all of them together cost the caller.
   virtual void ReduceAll(absl::Span<ReduceOperation* const> operations) {
     for (ReduceOperation* operation : operations) Reduce(operation);
   }

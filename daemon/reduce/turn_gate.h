@@ -1,6 +1,7 @@
-// Turns for threads that add gradients beside the reduce threads: the lanes of the engines between
-// nodes. A user with many engines has many lanes. The kernel shares the CPUs by thread, so without
-// turns such a user would get more than others.
+// Turns for threads that work on gradients beside the reduce threads: the lanes of the engines
+// between nodes. In a turn a lane adds up the local ranks, or writes a result back to them. A user
+// with many engines has many lanes. The kernel shares the CPUs by thread, so without turns such a
+// user would get more than others.
 
 #ifndef DAEMON_REDUCE_TURN_GATE_H_
 #define DAEMON_REDUCE_TURN_GATE_H_

@@ -1,9 +1,9 @@
 // The thread that accepts connections on both sockets, identifies their processes, answers the side
 // socket, sees processes end, and calls the tick.
 //
-// It sleeps in epoll. It ticks while a session, a connection or a client of the side socket is
-// open, while a listener is paused, until it has refilled the reserve of descriptors, and while the
-// last tick asked for another one. Otherwise it sleeps, so an idle daemon uses no CPU.
+// It sleeps in epoll. It ticks while there is a session, a connection, a client of the side socket
+// or a paused listener. It also ticks until the reserve of descriptors is full, and if the last
+// tick asked for another one. Otherwise only systemd's watchdog wakes it.
 
 #ifndef DAEMON_RPC_ACCEPT_LOOP_H_
 #define DAEMON_RPC_ACCEPT_LOOP_H_
@@ -139,9 +139,9 @@ class AcceptLoop {
   // has sent, even if the client has closed the connection meanwhile. So a user who connects and
   // closes without end takes time from all. A job that begins needs one connection for each rank.
   ConnectRate rate_;
-  // On the side socket only connections that bring no memory count, and not those that are refused
-  // because the daemon has few descriptors. An honest session makes one connection for each layout,
-  // however many it has, and does not try again if one is refused.
+  // The side socket counts only connections that bring no memory. It leaves out those that
+  // are refused because the daemon has few descriptors. An honest session makes one connection
+  // for each layout, however many it has, and does not try again if one is refused.
   ConnectRate side_rate_;
 
   std::atomic<bool> stopping_{false};

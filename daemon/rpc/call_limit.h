@@ -14,9 +14,10 @@
 namespace gradsync::daemon {
 
 // The server's own count is cheap, but can be too high or too low. Some calls never end in it.
-// Others have ended in it although a connection that is busy with reading still holds them. The
-// connections' counts are right but costly. So they are asked for when the server's count of open
-// calls rises by more than `most`, and after every `most` calls. Not thread-safe.
+// Others have ended in it although a thread that reads their connection still holds them. The
+// connections' counts are right but costly. So they are asked for only if more than `most` open
+// calls may be those of busy connections, or if more than `most` calls have begun since the last
+// time. Not thread-safe.
 class CallLimit {
  public:
   // A connection is busy if it has more than `few` open calls.

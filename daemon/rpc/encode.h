@@ -17,7 +17,7 @@ namespace gradsync::daemon {
 // Clears `response` first.
 void Encode(const SessionMessage& message, v1::SessionResponse* response);
 // Estimates, in bytes, the memory of a message while it is queued. Allocates nothing. Takes
-// constant time, except for a forwarded message.
+// constant time.
 std::size_t QueuedBytes(const SessionMessage& message);
 // The same for an answer. Takes constant time for LayoutAssigned. The other answers are short, or
 // there is one per session: it visits each part of them.

@@ -9,13 +9,14 @@
 
 namespace gradsync::daemon {
 
-// An honest call has a few hundred bytes of headers, and 32 for each of them, as HTTP/2 counts.
-// HeaderFrames limits them on the wire, where one may have a single byte.
+// The most bytes of a call's headers. Each header counts 32 bytes besides its text, as in HTTP/2.
+// The text of an honest call has a few hundred bytes. HeaderFrames limits headers on the wire,
+// where one may take a single byte.
 inline constexpr std::size_t kMaxHeaderBytes = 16 << 10;
 inline constexpr std::size_t kBytesOfAnEntry = 32;
 
-// True if the call has more of those that gRPC shows; it keeps some to itself. gRPC keeps headers
-// in memory for as long as the call lives, and no user pays for them.
+// True if the headers that gRPC shows have more than kMaxHeaderBytes. It keeps some to itself. gRPC
+// keeps headers in memory for as long as the call lives, and no user pays for them.
 inline bool HasLongHeaders(const grpc::ServerContextBase& context) {
   std::size_t bytes = 0;
   for (const auto& [name, value] : context.client_metadata()) {

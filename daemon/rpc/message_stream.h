@@ -31,8 +31,8 @@ struct UnreadLimits {
 // thread that sends it converts it into an `Out`.
 //
 // Thread-safe. gRPC completes one read and one write at a time. A message is handled before the
-// next one is read. Queue() and QueueEnd() call only BytesOf(), Grant() and Drained(), so their
-// callers may hold locks. Flush() calls gRPC, so its callers must hold none.
+// next one is read. Queue(), QueueIfGranted() and QueueEnd() call only BytesOf() and Grant(), so
+// their callers may hold locks. Flush() calls gRPC, so its callers must hold none.
 //
 // Owns itself from Began() until its last operation has completed.
 template <class In, class Out, class Item = Out>
@@ -44,7 +44,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   virtual ~MessageStream() = default;
 
   // Queues a message without sending it. Drops it if the stream has ended or a write has failed. If
-  // the other side leaves more unread than the limits allow, the next Flush() disconnects it.
+  // the message exceeds the limits, or Grant() refuses it, the next Flush() disconnects the other
+  // side.
   void Queue(Item item) {
     const std::size_t bytes = BytesOf(item);
     MutexLock lock(&mutex_);
@@ -169,8 +170,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   virtual void StartFinish(const absl::Status& status, void* tag) = 0;
   // True if this side may finish before the other side ends. A server may.
   virtual bool CanFinish() const = 0;
-  // True if the stream goes on after the other side's last message, until this side ends it. False:
-  // that message ends it.
+  // True if the stream goes on after the other side has half-closed it, until this side ends it.
+  // False: it ends at the half-close.
   virtual bool EndsByItself() const { return false; }
 
   // The stream has opened: starts to read, and sends what is queued.

@@ -21,9 +21,10 @@
 
 namespace gradsync::daemon {
 
-// Each user may have QuestionMethod::per_user calls open. A further call ends one call of the
-// process that has the most of them: CallToEnd(). So a health probe is answered even if another
-// process of its user has as many calls open as the user may have.
+// Each user may have QuestionMethod::per_user calls open. For a further call, CallToEnd() decides:
+// one call of the process that has the most of them ends, or the new call is refused. So a health
+// probe is answered even if another process of its user has as many calls open as the user may
+// have.
 //
 // Legal calls: Start Tick* Stop. Tick is thread-safe. Outlives the dispatcher of its queue.
 template <class In, class Out>

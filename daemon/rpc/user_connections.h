@@ -30,9 +30,10 @@ namespace gradsync::daemon {
 //   for a while (a pause): otherwise a client would connect again and bring as many calls;
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
-// - when its headers are too long: those of a call, or, of all connections together, those whose
-//   end has not come. gRPC keeps them in memory, and does not limit them. Then the user is paused,
-//   too;
+// - when it exceeds a limit of HeaderFrames, or the headers of one of its calls are too long;
+// - when the headers whose end has not come are too long, over all connections together: then each
+//   connection that has such headers ends. gRPC keeps headers in memory, and does not limit them.
+//   In both cases the user is paused, too;
 // - when the server stops.
 //
 // Thread-safe.
@@ -44,9 +45,9 @@ class UserConnections {
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
   // begun at most kFewCalls lately, and has at most kFewBytes to read. "Lately" begins at a look of
-  // Watch() at the calls, at least kWatchPeriod ago: the last look can be microseconds ago, right
-  // after a burst of calls. After one second without a look, calls count only from the next look
-  // on.
+  // Watch() at the calls that is at least kWatchPeriod old. The last look would not do: it can be
+  // microseconds old, right after a burst of calls. If the last look is more than a second old, no
+  // call counts as begun lately.
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 

@@ -49,7 +49,7 @@ class UserServers {
   static constexpr std::uint64_t kOpenCalls = 1024;
   static constexpr std::chrono::milliseconds kWatchPeriod = UserConnections::kWatchPeriod;
 
-  // What the services need. Of `introspection`, this class sets `connections` and `open_calls`.
+  // What the services need. This class sets `connections` and `open_calls` of `introspection`.
   // `answerer` works out answers for AskingService, and `reaper` waits for servers to end. All of
   // it outlives the servers.
   struct Environment {

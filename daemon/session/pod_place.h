@@ -40,8 +40,8 @@ struct PodPlace {
 // pod, whatever its names are. A pod may own the tree below itself, so names behind the pod's do
 // not count.
 //
-// If the daemon has a cgroup namespace of its own, paths outside of it begin with "/..". What
-// follows is then a child of a cgroup that the daemon is in, such as another pod beside the
+// If the daemon has a cgroup namespace of its own, paths outside of it begin with "/..". The next
+// name is then a child of a cgroup that contains the daemon's, such as another pod beside the
 // daemon's. Only the manager of the daemon's own cgroup can make such a child.
 //
 // With cgroups v1 there are several lines. If they name several pods, the place is unknown. A

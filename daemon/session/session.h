@@ -4,8 +4,8 @@
 // lease or of its job, or because of a bad request. If it ends by Leave{exit}, by Finish or with
 // its job, the rank is not lost. Otherwise it is.
 //
-// Thread-safe. An RPC thread creates its memory, the side socket's thread hands it out, the
-// executor's thread maps and frees it. Session::mutex_ is a leaf: no lock is taken under it.
+// Thread-safe. RPC threads and the executor create its memory, the side socket's thread hands it
+// out, and the executor checks it. Session::mutex_ is a leaf: no lock is taken under it.
 
 #ifndef DAEMON_SESSION_SESSION_H_
 #define DAEMON_SESSION_SESSION_H_
@@ -87,9 +87,9 @@ class Session : public std::enable_shared_from_this<Session> {
   using Registered = std::function<void(absl::StatusOr<Registration>)>;
   void RegisterLayout(LayoutRequest request, Registered registered);
 
-  // The client has populated the arena. The executor maps and checks it and calls the job. A
-  // failure there ends the session. FAILED_PRECONDITION: the channel has no arena, or it is mapped
-  // already.
+  // The client has populated and sealed the arena. The executor checks that, and calls the job. A
+  // failure there ends the session. FAILED_PRECONDITION: the channel has no arena, or this is the
+  // second call for it.
   absl::Status ArenaMapped(std::uint32_t channel);
   // Returns the staging memory, mapped. FAILED_PRECONDITION: it is not populated.
   absl::StatusOr<StagingMemory> Staging();

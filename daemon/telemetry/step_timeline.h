@@ -19,7 +19,7 @@ struct BucketTimes {
 
 struct StepTimes {
   std::uint64_t step = 0;
-  bool complete = false;             // false: void
+  bool complete = false;             // false: void or in doubt
   std::uint64_t commit_ns = 0;       // of the verdict, also of a void step
   std::vector<BucketTimes> buckets;  // by index
 };

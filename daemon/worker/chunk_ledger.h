@@ -36,14 +36,16 @@ class ChunkLedger {
     Exchange* exchange = nullptr;
     std::uint64_t traffic = 0;  // bytes that the callback reads and writes
   };
-  // Counts the chunk. Nullopt: the request is malformed, or the process has asked for it before.
+  // Counts the chunk. Nullopt: the request fits no awaited exchange, or the process has already
+  // asked to gather (or to scatter) as many chunks as the exchange has. Checks only how many chunks
+  // it has asked for, not which.
   std::optional<Chunk> Begin(const ChunkRequest& request);
   // The callback of a chunk of this exchange has returned.
   void End(std::uint64_t exchange);
 
   // True if the process has yet to answer the exchange.
   bool Awaits(std::uint64_t exchange) const;
-  // True if the process has asked for every chunk of the exchange, and no callback runs. The
+  // True if the process has asked for as many chunks as the exchange has, and no callback runs. The
   // exchange must be known.
   bool IsWhole(std::uint64_t exchange) const;
   // The process has answered, or has ended. Requires Awaits().

@@ -50,8 +50,9 @@ struct CudaLaunchResult {
 // Runs launches in order. A launch begins when the launches before it have begun, every rank's
 // ready word shows its step, and a piece of staging is free. Until then nothing is enqueued for it:
 // this class reads the ready words on the host, so no stream of the worker ever waits for a
-// trainer. Once begun, a launch no longer needs the host: the GPU writes the done words, and
-// Advance() sees that the launch has finished.
+// trainer. Without a communicator, beginning a launch enqueues all of it. With one, Advance() still
+// has to enqueue the all-reduce and the write-back. The GPU writes the done words, and Advance()
+// sees that the launch has finished.
 //
 // For the issuing thread alone. After one failure the queue is unusable: the worker exits, and
 // another process takes its place.

@@ -23,7 +23,7 @@ struct ChunkRequest {
 };
 
 // One end of a SOCK_SEQPACKET pair. Owns its descriptor. One thread uses it; any thread may call
-// Shutdown(). No call has a deadline: each returns when the other process ends.
+// Shutdown(). No call has a deadline. If the other process ends, every call returns.
 class LaneSocket {
  public:
   explicit LaneSocket(UniqueFd fd) : fd_(std::move(fd)) {}

@@ -25,8 +25,8 @@ namespace gradsync::daemon {
 
 // Every operation is launched on every worker, in one order, even on workers that have no rank in
 // it. So the communicator between the workers outlives the trainers. It is made for the first
-// bucket that needs it, and made again, between two buckets, when a GPU is added or a worker has
-// ended.
+// bucket that needs it. It is made again, between two buckets, when a GPU is added, a worker has
+// ended, or a new generation has other settings for NCCL.
 //
 // With the gate kAllNodes, a bucket that needs several GPUs is launched when the workers of all its
 // ranks have reported that its gradients have arrived.

@@ -15,9 +15,9 @@
 
 namespace gradsync::daemon {
 
-// The turns of workers to start: of each user, in each pod, `at_once` at a time, in the order of
-// asking. A worker that starts keeps a core busy for a while, so a user who starts workers without
-// end would take the cores of the others.
+// At most `at_once` workers of a user, in each pod, start at a time. The others wait, and have
+// their turns in the order in which they asked. Reason: a worker that starts keeps a core busy for
+// a while. Without a limit, one user's starts could take the cores of the others.
 //
 // A worker is named by its incarnation; one that asks later has a higher number. Not thread-safe.
 class StartTurns {

@@ -25,7 +25,7 @@ class StoreDesk {
  public:
   // The most keys that a process may ask for: one of each node.
   static constexpr std::size_t kMaxKeys = kMaxEngineNodes;
-  static constexpr std::size_t kMaxKeyBytes = 128;  // a store takes no longer ones
+  static constexpr std::size_t kMaxKeyBytes = 128;  // a store refuses longer keys
 
   explicit StoreDesk(RendezvousStore* store) : store_(store) {}
 

@@ -45,7 +45,8 @@ struct WorkerProcessOptions {
   absl::Duration hang_limit = absl::Seconds(20);
   // How long a worker may take to finish its launches after Stop, before it is killed.
   absl::Duration stop_limit = absl::Seconds(5);
-  // False: no reply carries a descriptor, and the kernel refuses those that the process sends.
+  // False: no reply may carry a descriptor. Since Linux 6.16 the kernel refuses those that the
+  // process sends. On older kernels a process that sends one is killed.
   bool takes_descriptors = true;
   // The most memory of the calls that wait until the process reads. With more, the process is
   // killed. A process that reads needs far less: by default a step has at most 4,096 calls, of some
@@ -74,8 +75,8 @@ class WorkerProcess final : public WorkerPort {
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
 
-  // As WorkerPort::Call. `answered` gets the status of options.lost if the worker ends or has
-  // ended.
+  // As WorkerPort::Call. If the worker ends or has ended, `answered` gets the reason: the status of
+  // Kill, CANCELLED after Stop, otherwise the status of options.lost.
   void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) override;
 
   // Ends the process at once; `ended` follows, with `why`.

@@ -151,8 +151,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   };
   struct Worker {
     std::shared_ptr<WorkerProcess> process;  // null: not running
-    // Of the process, even of one that waits for its turn or could not be started. A late callback
-    // has an older one.
+    // Numbers the attempts to start a process: the last one, even if it waits for its turn or has
+    // failed. A late callback has an older number.
     std::uint64_t incarnation = 0;
     // Set while it waits for its turn to start: the key of the call of Ensure that wants it. The
     // table's key may name another pod.

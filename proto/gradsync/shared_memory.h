@@ -5,8 +5,9 @@
 // The daemon creates these memfds, and seals their size (shrink, grow):
 //
 //   arena       one per layout of a session: its buckets. Each bucket starts at a multiple of
-//               kBucketAlignment; the size is the last bucket's end, rounded up to a page. The
-//               trainer writes a bucket until MarkReady, the daemon from then until it is done.
+//               kBucketAlignment; the size is the last bucket's end, rounded up to a page, or
+//               above 2 MiB to a multiple of 2 MiB. The trainer writes a bucket until MarkReady,
+//               the daemon from then until it is done.
 //               After that the trainer may write it again; with LOSS_POLICY_HOLD only after
 //               StepDone, because the replacement of another rank may get the average from it.
 //   semaphores  one per layout of a session: a SemaphorePageHeader, then one BucketSemaphore per
@@ -51,12 +52,12 @@ constexpr bool SemaphorePoisoned(std::uint64_t word) { return (word & kPoison) !
 
 inline constexpr int kDoneWakes = 16;
 
-// One bucket's timeline semaphores. Each holds the last step's number.
+// One bucket's timeline semaphores. Each holds the number of a step.
 //
-// `done`: the daemon writes it when the bucket is reduced. The host waits by futex on its low 32
-// bits, which are its first four bytes: the ABI is little-endian. A GPU's write wakes no futex. The
-// daemon wakes kDoneWakes waiters at most, because it has other users to serve. If more threads
-// wait, those that it has woken wake the others.
+// `done`: the last step in which the bucket is done, void steps too. The daemon writes it, or a
+// worker. The host waits by futex on its low 32 bits, which are its first four bytes: the ABI is
+// little-endian. A GPU's write wakes no futex. The daemon wakes kDoneWakes waiters at most, because
+// it has other users to serve. If more threads wait, those that it has woken wake the others.
 //
 // `ready`: for arenas on a GPU only. The trainer's stream writes it when the bucket's gradients are
 // written.

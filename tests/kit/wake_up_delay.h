@@ -7,14 +7,15 @@
 
 namespace gradsync {
 
-// Returns (bound_ns + 10 * d) * n. d is a delay with which a sleeping thread of this process has
-// woken up since `since_ns`. n is the number of threads that wanted each core in that time, at
-// least 1. On an idle machine that adds about 1 ms. On a busy one it adds what the kernel alone
-// costs: a message passes through about ten threads. Each has to wake up, and then shares its core.
+// Returns (bound_ns + 10 * d) * n. d says how late a sleeping thread of this process has woken up
+// since `since_ns`. n says how many threads wanted each core in that time, at least 1. On an idle
+// machine that adds about 1 ms. On a busy one it adds what the kernel alone costs: a message passes
+// through about ten threads, and each of them has to wake up, and then shares its core.
 //
-// `share`: how many of the measured times keep the bound: 1 all, 0.5 a median. With 1, d is the
-// longest delay. Otherwise at most (1 - share) / 10 of the wake-ups are later than d, so ten in a
-// row are no later with at least the probability `share`. For a median, one in twenty is later.
+// `share`: the part of the measured times that keeps the bound: 1 for all of them, 0.5 for a
+// median. With 1, d is the longest delay. Otherwise at most (1 - share) / 10 of the wake-ups are
+// later than d: for a median, one in twenty. So ten wake-ups in a row are all within d with at
+// least the probability `share`.
 //
 // n counts all threads of the machine, an attacker's too: those have the priority of the daemon's,
 // so the kernel gives them their share of the cores whatever the daemon does. n does not excuse a

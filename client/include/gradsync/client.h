@@ -42,8 +42,9 @@
 //
 // If the daemon does not answer Barrier, Broadcast or AllReduce, they return DAEMON_SILENT or
 // WAIT_TIMEOUT. The operation may still complete on other ranks, so this session takes no more of
-// them. Its steps go on. There is one exception: a replacement's first operation has not begun
-// while it waits for a step to be complete. Call it again.
+// them. Its steps go on. Exception: with kHold an operation may have to wait until a step is
+// complete, on a replacement and on the rank that gives it the state. If that wait fails, the
+// operation has not begun. Call it again.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
@@ -201,9 +202,10 @@ class TrainerState {
   virtual ~TrainerState() = default;
 
   // The items, with the same names in the same order on every rank. Called on a thread of the
-  // library, while the trainer waits for a step, or between its EndStep and that wait. The memory
-  // stays as it is until Done(). An error means that this rank cannot give its state; its message
-  // reaches the daemon's log and the replacement.
+  // library, while the trainer waits in a call (WaitStep, WaitBucket, ConfirmState, Leave, Finish
+  // and others), or between its EndStep and the next wait. The memory stays as it is until Done().
+  // An error means that this rank cannot give its state; its message reaches the daemon's log and
+  // the replacement.
   virtual absl::StatusOr<std::vector<StateItem>> Read() = 0;
   // The memory of the items is not used any more. Follows each Read() that succeeded, on the same
   // thread.
@@ -274,8 +276,9 @@ struct StepResult {
 //
 // The norm over several layouts is the root of the sum of their norms' squares.
 
-// L2 norm of the step's result over all buckets. NaN if an element is NaN or `stats` is empty,
-// else Inf if an element is Inf. Parameters that no rank used count as zeros.
+// L2 norm of the step's result over all buckets. NaN if an element is NaN, if `stats` is empty, or
+// if a bucket is not measured (integers, minima, maxima). Otherwise Inf if an element is Inf, or if
+// the squares of float64 elements are too large. Parameters that no rank used count as zeros.
 double GradientNorm(const StepResult& result);
 // min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_. NaN for a norm of NaN, 0 for a
 // norm of Inf. A coefficient does not repair gradients that are not finite: skip that update.
@@ -520,11 +523,11 @@ class Session {
   // The daemon's number of this session. No later session of that daemon process gets it.
   virtual std::uint64_t incarnation() const = 0;
   // With kHold: this session takes the place of a lost one. It registers the layouts that the job
-  // has now. A layout's next_step() tells the first step that it takes part in, and the trainer
-  // begins with the state that its rank had before that step: see FetchState. It calls no Barrier,
-  // Broadcast or AllReduce before the EndStep of its first complete step. Its first one, after that
-  // EndStep, waits until the step is complete and this session has registered every layout of the
-  // job. Until a step is complete it registers no other layout.
+  // has now, and no other layout until a step is complete. A layout's next_step() is the first step
+  // that the session takes part in. The trainer begins with the state that its rank had before that
+  // step: see FetchState. It calls no Barrier, Broadcast or AllReduce before the EndStep of its
+  // first complete step. Its first such call waits until that step is complete and the session has
+  // registered every layout of the job.
   virtual bool is_replacement() const = 0;
 
   // Registers a layout and maps its memory. Returns when every rank has done the same. Each layout

@@ -456,10 +456,11 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
  * The other ranks' state must not change from their first mark of a step (gradsync_mark_ready(),
  * gradsync_end_step() or gradsync_finish_step()) until gradsync_wait_step() has returned the
  * verdict, nor while gradsync_session_leave() or gradsync_session_finish() waits. In that time the
- * library may read it during this rank's waits. Every wait, gradsync_abandon_step() and every
- * _destroy() returns only when the reading has stopped, at most 100 ms later. If read() itself is
- * running, they also wait for its return, 10 s at most. Session in gradsync/client.h lists the
- * errors. */
+ * library may read it during this rank's waits. These calls return only when the reading has
+ * stopped, at most 100 ms later: gradsync_wait_step(), gradsync_wait_bucket(),
+ * gradsync_abandon_step(), gradsync_session_leave(), gradsync_session_finish(),
+ * gradsync_layout_destroy() and gradsync_session_destroy(). If read() itself is running, they also
+ * wait for its return, 10 s at most. Session in gradsync/client.h lists the errors. */
 
 /* One part of the state: a parameter, a state of the optimizer and so on. */
 typedef struct gradsync_state_item {

@@ -113,7 +113,7 @@ class Speaker:
 class Lines:
     """Cuts one stream of a process into lines.
 
-    A line that carriage returns overwrite, such as a progress bar, becomes a line now and then.
+    While carriage returns overwrite a line, as in a progress bar, it is shown at most every 5 s.
     """
 
     def __init__(self, speaker: Speaker, descriptor: int) -> None:

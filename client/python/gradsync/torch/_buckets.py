@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class BucketCaps:
-    """Most bytes of a bucket, of the one that is ready first, and of the one that is last."""
+    """Most bytes of the bucket that is ready first, of the last one, and of each other one."""
 
     each: int
     first: int

@@ -35,7 +35,7 @@ class FollowedStep:
 
 
 class DeviceVerdicts:
-    """The steps of one wrapped module whose verdict the host has not read yet: two at most.
+    """Up to two steps of one wrapped module. The host has not read their verdicts yet.
 
     Used on the thread that trains, and on the one that runs a backward pass.
 

@@ -21,8 +21,9 @@ class Kind(NamedTuple):
     Attributes:
       dtype: type of the elements.
       shape: elements per dimension.
-      strides: of a dense tensor, whose bytes are its memory; else those of a contiguous copy. An
-        optimizer may rely on its tensors having the strides of the parameters.
+      strides: a dense tensor's own; its bytes are taken as they lie in memory. If the tensor is not
+        dense: those of a contiguous copy. An optimizer may need tensors with the strides of its
+        parameters.
     """
 
     dtype: torch.dtype

@@ -43,8 +43,8 @@ class Forwards:
 
     A backward pass normally reaches an output, whose hook runs before the first gradient. It
     reaches none if the outputs hide their tensors, or if the loss is made of results of
-    torch.autograd.grad, whose graph contains no output. Then the forward passes that no backward
-    pass has gone through yet decide whether it is a step.
+    torch.autograd.grad, whose graph contains no output. Then it is a step if the forward passes
+    that still wait for a backward pass ran outside of no_sync().
 
     Attributes:
       last_synchronizes: whether a backward pass through the last one is a step; True before any.

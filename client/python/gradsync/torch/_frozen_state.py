@@ -15,8 +15,8 @@ class FrozenState:
 
     It compares tensors' version counters. So it does not see changes through `parameter.data`; the
     digests of a replacement's state show them. If a tensor has been replaced by another one, it
-    compares their values: some objects copy their state. It compares other values, too, except in
-    the optimizer's state of each parameter.
+    compares their values: some objects copy their state. It also compares values that are no
+    tensors, but not those in the optimizer's state of each parameter.
 
     Args:
       shared: the state.

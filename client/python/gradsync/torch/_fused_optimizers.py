@@ -1,4 +1,4 @@
-"""Optimizers whose next step takes `grad_scale` and `found_inf`, two attributes of theirs.
+"""Optimizers that read their own attributes `grad_scale` and `found_inf` in a step.
 
 Such a step divides gradients by `grad_scale`, and leaves out its update if `found_inf` is not 0.
 PyTorch's optimizers do so if they were built with `fused=True`. GradScaler sets both attributes,

@@ -45,7 +45,8 @@ class StreamHandOff:
     When autograd runs a hook, the current stream is the one that writes the gradient. When it runs
     callbacks at the end of a pass, the current stream waits for all of these streams.
 
-    Autograd does so on the device's thread, while the caller of backward() waits outside of Python.
+    Hooks and callbacks run on the device's thread, while the caller of backward() waits outside of
+    Python.
     """
 
     runs_on_caller = False

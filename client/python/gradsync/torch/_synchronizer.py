@@ -52,7 +52,7 @@ class Synchronizer:
       device_verdict: whether to leave the verdict to optimizers where the host need not know it.
       trained_before: whether some rank has trained the module before it was wrapped.
       positions: of the steps, where lost ranks are replaced; else None.
-      buffer_bucket: where the layout has one for the buffers; else None.
+      buffer_bucket: of the layout, for the buffers; None: the layout has none.
 
     Attributes:
       buckets, device_verdict, positions: as given.

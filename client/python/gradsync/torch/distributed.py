@@ -57,8 +57,8 @@ class DistributedDataParallel(PyTorchDdp):
 
     Not thread-safe; use it on the thread that trains. `copy.deepcopy` and pickle give a wrapper of
     a copy of the module, which is in no job at first. The first forward pass that trains it wraps
-    it in the process's own session, on every rank together. A copy of a wrapper with a session of
-    its own refuses that.
+    it in the process's own session, on every rank together. If the wrapper was made with `session`,
+    its copies refuse to train.
 
     Args:
       module: its parameters are float32, float64, float16 or bfloat16, in host memory or all on one
