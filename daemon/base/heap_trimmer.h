@@ -27,7 +27,7 @@ class HeapTrimmer {
   // memory goes back within about a minute.
   void Tick(std::uint64_t now_ns);
   // Call it instead of Tick() while nobody uses the daemon. Trims once, unless the daemon is small,
-  // so that what the last users have freed goes back, too. True: call it again, because the trim
+  // so that the last users' memory goes back, too. True: call it again, because the trim
   // has not ended.
   bool TickUnused(std::uint64_t now_ns);
 

@@ -1,5 +1,5 @@
-// Calls the HeapTrimmer while somebody uses the daemon, be it a client or another node, and until
-// what the last of them has freed has gone back to the system.
+// Calls the HeapTrimmer while a client or another node uses the daemon. Goes on afterwards, until
+// the freed memory has gone back to the system.
 
 #ifndef DAEMON_BASE_TRIM_TICKER_H_
 #define DAEMON_BASE_TRIM_TICKER_H_
