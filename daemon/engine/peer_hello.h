@@ -1,6 +1,6 @@
 // The first bytes of a connection between the engines of two nodes. With them the connecting node
-// shows that it knows the other node's secret. They also have the number of the connection: its
-// channel, which is not a channel of the job.
+// shows that it knows the other node's secret. They also have the number of the connecting node,
+// and that of the connection: its channel, which is not a channel of the job.
 
 #ifndef DAEMON_ENGINE_PEER_HELLO_H_
 #define DAEMON_ENGINE_PEER_HELLO_H_

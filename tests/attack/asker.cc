@@ -1,9 +1,10 @@
 // A user who asks a daemon, as a container's probe does.
 //
-//   asker --socket=PATH [--uid=N]
+//   asker --socket=PATH --patience_ms=N [--uid=N]
 //
 // Asks for health, status and stats, ten times, each time on a new connection. Prints
-// "error=QUESTION: TEXT" for the first question that fails, or "ANSWERED", and ends.
+// "error=QUESTION: TEXT" for the first question that fails or has no answer after N milliseconds,
+// or "ANSWERED", and ends.
 
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
@@ -20,7 +21,6 @@
 #include "gradsync/v1/introspection.grpc.pb.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "tests/kit/become_user.h"
-#include "tests/kit/deadline.h"
 
 namespace gradsync::attack {
 namespace {
@@ -29,13 +29,10 @@ using grpc::health::v1::Health;
 using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
 
-// As long as a probe waits.
-constexpr std::chrono::seconds kProbe(5 * kScale);
-
 // Asks on a connection of its own.
 class Asker {
  public:
-  explicit Asker(const std::string& socket) {
+  Asker(const std::string& socket, std::chrono::milliseconds patience) : patience_(patience) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     channel_ =
@@ -62,14 +59,14 @@ class Asker {
 
  private:
   template <class Stub, class Method, class Request, class Response>
-  static grpc::Status Call(const Stub& stub, Method method, const Request& request,
-                           Response* response) {
+  grpc::Status Call(const Stub& stub, Method method, const Request& request, Response* response) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kProbe);
+    context.set_deadline(std::chrono::system_clock::now() + patience_);
     context.set_wait_for_ready(true);
     return (stub.get()->*method)(&context, request, response);
   }
 
+  const std::chrono::milliseconds patience_;
   std::shared_ptr<grpc::Channel> channel_;
 };
 
@@ -83,8 +80,9 @@ int Main(int argc, char** argv) {
   }
   const std::string& uid = flags["--uid"];
   if (!uid.empty() && !BecomeUser(static_cast<uid_t>(std::stoul(uid)))) return 1;
+  const std::chrono::milliseconds patience(std::stoul(flags["--patience_ms"]));
   for (int i = 0; i < 10; ++i) {
-    Asker asker(flags["--socket"]);
+    Asker asker(flags["--socket"], patience);
     for (const auto& [question, status] : std::vector<std::pair<const char*, grpc::Status>>{
              {"health", asker.Check()}, {"status", asker.Status()}, {"stats", asker.Stats()}}) {
       if (status.ok()) continue;

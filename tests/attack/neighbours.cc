@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "tests/kit/deadline.h"
 #include "tests/kit/pipe.h"
 
 namespace gradsync::attack {
@@ -66,11 +65,13 @@ Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t us
   process_ = std::move(program.process);
 }
 
-std::string Ask(const TestDaemon& daemon, uid_t user) {
-  std::vector<std::string> arguments = {"tests/attack/asker", "--socket=" + daemon.socket()};
+std::string Ask(const TestDaemon& daemon, uid_t user, std::uint64_t patience_ns) {
+  const std::uint64_t patience_ms = patience_ns / 1'000'000;
+  std::vector<std::string> arguments = {"tests/attack/asker", "--socket=" + daemon.socket(),
+                                        "--patience_ms=" + std::to_string(patience_ms)};
   if (user != geteuid()) arguments.push_back("--uid=" + std::to_string(user));
   const Program program(std::move(arguments));
-  return program.answers->Next(kPatienceMs).value_or("no answer");
+  return program.answers->Next(kPatienceMs + static_cast<int>(patience_ms)).value_or("no answer");
 }
 
 InnocentJob::InnocentJob(const TestDaemon& daemon, const std::vector<std::string>& options,

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/kit/child_process.h"
+#include "tests/kit/deadline.h"
 #include "tests/kit/test_daemon.h"
 
 namespace gradsync::attack {
@@ -38,9 +39,12 @@ class Attacker {
   bool ready_ = false;
 };
 
+// As long as a probe of the kubelet may wait for an answer, on an idle machine.
+inline constexpr std::uint64_t kProbeNs = 5'000'000'000 * kScale;
+
 // Runs asker.cc as this user: the test's own, or any user if the test runs as root. Returns what
-// the program says: "ANSWERED", unless a question failed.
-std::string Ask(const TestDaemon& daemon, uid_t user);
+// the program says: "ANSWERED", unless a question failed or had no answer after `patience_ns`.
+std::string Ask(const TestDaemon& daemon, uid_t user, std::uint64_t patience_ns = kProbeNs);
 
 // What innocent.cc measures.
 struct StepTimes {

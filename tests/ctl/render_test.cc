@@ -101,6 +101,13 @@ v1::GetStatusResponse BusyStatus() {
   return status;
 }
 
+TEST(RenderStatusTest, CountsAFinishedRankAsLeft) {
+  v1::GetStatusResponse status = BusyStatus();
+  status.mutable_jobs(0)->mutable_sessions(1)->set_state("finished");
+  const std::string text = RenderStatus(status, false, Length::kShort);
+  EXPECT_NE(text.find("1/2 +1 left"), std::string::npos) << text;
+}
+
 TEST(RenderStatusTest, SaysThatThereAreNoJobs) {
   EXPECT_EQ("\n" + RenderStatus(EmptyStatus(), false, Length::kShort), R"(
 gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock

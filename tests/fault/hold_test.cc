@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -234,11 +233,12 @@ TEST_F(HoldTest, ReplacementWithOtherOptionsIsRefused) {
 
 TEST_F(HoldTest, LeaveWaitsForTheRankThatIsLostBeforeIt) {
   Begin();
-  for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) trainers_[rank]->Begin("leave");
+  trainers_[0]->Begin("leave");
+  trainers_[2]->Begin("finish");
   EXPECT_TRUE(daemon_.AwaitStatus([](const auto& status) {
-    const auto& sessions = status.jobs(0).sessions();
-    return std::count_if(sessions.begin(), sessions.end(),
-                         [](const auto& one) { return one.state() == "left"; }) == 2;
+    std::vector<std::string> states;
+    for (const auto& session : status.jobs(0).sessions()) states.push_back(session.state());
+    return states == std::vector<std::string>{"left", "live", "finished"};
   }));
   Replace(kVictim);
   Expect(kVictim, "leave");

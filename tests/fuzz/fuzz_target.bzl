@@ -14,7 +14,7 @@ def fuzz_target(name, deps):
         testonly = True,
         srcs = [name + ".cc"],
         linkopts = ["-fsanitize=fuzzer"],
-        # GCC has no libFuzzer: only --config=fuzz can link this.
+        # GCC has no libFuzzer: only --config=fuzz and --config=fuzz_fast can link this.
         tags = ["manual"],
         deps = deps,
     )

@@ -74,8 +74,8 @@ Jobs:
   GEN          generation: 1 in a job's first life, 2 when its ranks have joined again
   STATE        forming: ranks are still joining; running; FAILED: ended with an error, such as a
                lost rank; ended: every rank has left. Failed and ended jobs stay listed for a while
-  RANKS        live ranks / world size; "+1 left": one more has finished its steps; "+1 held": one
-               more was lost, and the job waits for its replacement
+  RANKS        live ranks / world size; "+1 left": one more has left or finished, and waits for
+               the others; "+1 held": one more was lost, and the job waits for its replacement
   MISSING      ranks that have not joined; "1-1024, 64511 more": so many more. With --json
                missing_ranks lists the lowest 1,024, and missing_ranks_total counts all
   WAITING FOR  what the job waits for now; "state of rank 1 from rank 0": rank 1 replaces a lost
@@ -139,10 +139,10 @@ Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
-  STATE        live; left, finished: it has said so, and its session waits for the other ranks;
-               loading: it replaces a lost session, and does not have the state of the model yet;
-               healing: it replaces a lost session, and takes part in steps, but not yet in
-               operations
+  STATE        live; left: it has called Leave or LeaveAndStay; finished: it has called Finish;
+               both wait for the other ranks; loading: it replaces a lost session, and does not
+               have the state of the model yet; healing: it replaces a lost session, and takes
+               part in steps, but not yet in operations
   ARENA        host memory of its buckets and broadcasts; ON GPUS: its memory there
 
 Examples:

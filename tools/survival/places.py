@@ -213,7 +213,8 @@ class Places:
     def _leave(self, real: Callable[..., Any], session: Any, *rest: Any, **more: Any) -> None:
         leaves = self._due(LEAVE, self._steps)
         if leaves is not None:
-            self._until(self._have_others_left, "the others to leave")
+            ranks = session.world_size
+            self._until(lambda: self._have_others_left(ranks), "the others to leave")
             self._die(leaves, self._steps, reduced=0)
         real(session, *rest, **more)
 
@@ -275,13 +276,14 @@ class Places:
 
         Args:
           layout: whose step it is.
-          step: that runs at least until this rank dies.
+          step: that another rank does not end until this one has died.
           missing: what the daemon says of this rank as long as it has not taken the message.
         """
 
         def taken() -> bool:
-            return not any(
-                f"rank {self._rank} {missing}" in one.get("waiting_for", "")
+            # Without a text the daemon does not know yet that the step has begun.
+            return any(
+                one["waiting_for"] and f"rank {self._rank} {missing}" not in one["waiting_for"]
                 for job in self._jobs()
                 for one in job["layouts"]
                 if one["name"] == layout.name and int(one["step"]) == step
@@ -289,12 +291,14 @@ class Places:
 
         self._until(taken, "the daemon to take its message")
 
-    def _have_others_left(self) -> bool:
-        return all(
-            one["state"] in ("left", "finished") or one["rank"] == self._rank
+    def _have_others_left(self, ranks: int) -> bool:
+        left = {
+            one["rank"]
             for job in self._jobs()
             for one in job["sessions"]
-        )
+            if one["state"] in ("left", "finished")
+        }
+        return len(left - {self._rank}) == ranks - 1
 
     def _die_in_transfer(self, fault: Fault, step: int) -> None:
         """Waits for the transfer of the fault, which may be the one after a source's death."""
