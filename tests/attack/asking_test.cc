@@ -19,7 +19,6 @@
 #include "tests/fault/trainer.h"
 #include "tests/kit/deadline.h"
 #include "tests/kit/test_daemon.h"
-#include "tests/kit/wake_up_delay.h"
 
 namespace gradsync::attack {
 namespace {
@@ -49,14 +48,15 @@ TEST_P(Asking, NeverFails) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   TestDaemon daemon({}, {}, GetParam().prefix);
   LetEveryoneIn(daemon);
-  const std::uint64_t since_ns = NowNs();
   InnocentJob job(daemon);
   ASSERT_TRUE(job.ready());
   const StepTimes idle = job.Run(200);
   ASSERT_EQ(idle.error, "");
+  const std::uint64_t asked_ns = NowNs();
   ExpectAnswers(daemon);
-  // Without the attack, so that its threads are no excuse.
-  const std::uint64_t patience_ns = FairBoundNs(kProbeNs, since_ns);
+  // On a busy machine answers are late without the attack, too. So under it one answer may take
+  // longer than a probe waits, by as much as all thirty take without it.
+  const std::uint64_t patience_ns = kProbeNs + (NowNs() - asked_ns);
 
   std::vector<std::unique_ptr<Attacker>> attackers;
   for (uid_t user = 0; user < GetParam().users; ++user) {
@@ -69,7 +69,8 @@ TEST_P(Asking, NeverFails) {
   EXPECT_EQ(attacked.error, "");
   EXPECT_EQ(attacked.wrong, 0u);
   ExpectAnswers(daemon, geteuid(), patience_ns);
-  std::cout << "idle: " << idle << "\nattacked: " << attacked << std::endl;
+  std::cout << "idle: " << idle << "\nattacked: " << attacked
+            << "\nan answer may take: " << patience_ns / 1'000'000 << " ms" << std::endl;
   // A job can begin, too.
   InnocentJob another(daemon, {"--job=another"});
   EXPECT_TRUE(another.ready());

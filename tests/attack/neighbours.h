@@ -39,7 +39,7 @@ class Attacker {
   bool ready_ = false;
 };
 
-// As long as a probe of the kubelet may wait for an answer, on an idle machine.
+// As long as a probe of the kubelet may wait for an answer.
 inline constexpr std::uint64_t kProbeNs = 5'000'000'000 * kScale;
 
 // Runs asker.cc as this user: the test's own, or any user if the test runs as root. Returns what
