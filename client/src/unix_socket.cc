@@ -4,6 +4,7 @@
 #include <grp.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -44,6 +45,25 @@ absl::Status NoPermission(const std::string& path) {
   return MakeError(
       absl::StatusCode::kPermissionDenied, reason::kCredentials,
       absl::StrCat("no permission to connect to ", path, " as user id ", geteuid(), ": ", hint));
+}
+
+// connect(), nonblocking but for one wait: until the deadline, for a place in the listener's queue
+// of connections. Sets errno, EAGAIN if there was none. Whoever keeps the queue full must wait in
+// it, too, so a process that waits gets a place. One that only tries now and then may find none.
+bool ConnectUntil(const FileDescriptor& socket, const sockaddr_un& address, absl::Time deadline) {
+  // 0 would be no limit.
+  const timeval limit = absl::ToTimeval(std::max(deadline - absl::Now(), absl::Microseconds(1)));
+  const int flags = fcntl(socket.get(), F_GETFL);
+  if (setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)) != 0 ||
+      fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK) != 0) {
+    return false;
+  }
+  const int result =
+      connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+  const int error = errno;
+  fcntl(socket.get(), F_SETFL, flags);
+  errno = error;
+  return result == 0;
 }
 
 }  // namespace
@@ -101,13 +121,10 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
   const absl::Time start = absl::Now();
   absl::Duration pause = absl::Milliseconds(2);
   for (;;) {
-    if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
-      return absl::OkStatus();
-    }
+    if (ConnectUntil(socket, address, deadline)) return absl::OkStatus();
     const int error = errno;
     if (error == EINTR) continue;
     if (error == EACCES || error == EPERM) return NoPermission(path);
-    // EAGAIN: the listener's backlog is full.
     if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
                        absl::StrCat("cannot connect to ", path, ": ", ErrnoText(error)));
@@ -118,6 +135,12 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
                                     ErrnoText(error), ")"));
     }
     const absl::Time now = absl::Now();
+    if (now >= deadline && error == EAGAIN) {
+      return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
+                       absl::StrCat("the daemon at ", path, " accepted no connection within ",
+                                    DurationText(now - start),
+                                    "; it is overloaded or stopped: look at its log"));
+    }
     if (now >= deadline) {
       return MakeError(
           absl::StatusCode::kUnavailable, reason::kDaemonLost,

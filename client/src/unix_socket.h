@@ -39,11 +39,12 @@ absl::Status OpenUnixSocket(int type, FileDescriptor* socket);
 // Why nobody listens: the daemon has not started yet, or it was lost.
 enum class Absent : std::uint8_t { kNotYet, kLost };
 
-// Connects to `path`. With kNotYet, retries until the deadline while nobody listens. Retries also
-// while too many processes connect at once.
+// Connects to `path`. With kNotYet, retries until the deadline while nobody listens. While too many
+// processes connect at once, waits until the deadline for its turn.
 //   INVALID_ARGUMENT   MALFORMED: the path is too long.
 //   PERMISSION_DENIED  CREDENTIALS: not retried; the message names the socket's owner.
-//   UNAVAILABLE        DAEMON_LOST: nobody listened until the deadline or, with kLost, at once.
+//   UNAVAILABLE        DAEMON_LOST: until the deadline nobody listened, or the daemon accepted no
+//                      connection. With kLost, nobody listened when it was called.
 absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,
                                absl::Time deadline);
 

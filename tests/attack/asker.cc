@@ -1,74 +1,40 @@
-// A user who asks a daemon, as a container's probe does.
+// A user who asks a daemon, as a container's probe does: with what gradsyncctl is made of.
 //
 //   asker --socket=PATH --patience_ms=N [--uid=N]
 //
-// Asks for health, status and stats, ten times, each time on a new connection. Prints
-// "error=QUESTION: TEXT" for the first question that fails or has no answer after N milliseconds,
-// or "ANSWERED", and ends.
+// Asks for health, status and stats, ten times, each question on a new connection. Prints
+// "error=QUESTION: TEXT" for the first one that fails or has no answer after N milliseconds, or
+// "ANSWERED", and ends.
 
-#include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <csignal>
+#include <functional>
 #include <iostream>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "gradsync/v1/introspection.grpc.pb.h"
-#include "grpc/health/v1/health.grpc.pb.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "tests/kit/become_user.h"
+#include "tools/gradsyncctl/daemon_connection.h"
 
 namespace gradsync::attack {
 namespace {
 
-using grpc::health::v1::Health;
-using grpc::health::v1::HealthCheckRequest;
-using grpc::health::v1::HealthCheckResponse;
+using Question = std::function<absl::Status(DaemonConnection*)>;
 
-// Asks on a connection of its own.
-class Asker {
- public:
-  Asker(const std::string& socket, std::chrono::milliseconds patience) : patience_(patience) {
-    grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    channel_ =
-        grpc::CreateCustomChannel("unix:" + socket, grpc::InsecureChannelCredentials(), arguments);
-  }
-
-  grpc::Status Check() {
-    HealthCheckResponse response;
-    const grpc::Status status =
-        Call(Health::NewStub(channel_), &Health::Stub::Check, HealthCheckRequest(), &response);
-    if (!status.ok() || response.status() == HealthCheckResponse::SERVING) return status;
-    return {grpc::StatusCode::UNAVAILABLE, "the daemon does not serve"};
-  }
-  grpc::Status Status() {
-    v1::GetStatusResponse response;
-    return Call(v1::Introspection::NewStub(channel_), &v1::Introspection::Stub::GetStatus,
-                v1::GetStatusRequest(), &response);
-  }
-  grpc::Status Stats() {
-    v1::GetStatsResponse response;
-    return Call(v1::Introspection::NewStub(channel_), &v1::Introspection::Stub::GetStats,
-                v1::GetStatsRequest(), &response);
-  }
-
- private:
-  template <class Stub, class Method, class Request, class Response>
-  grpc::Status Call(const Stub& stub, Method method, const Request& request, Response* response) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + patience_);
-    context.set_wait_for_ready(true);
-    return (stub.get()->*method)(&context, request, response);
-  }
-
-  const std::chrono::milliseconds patience_;
-  std::shared_ptr<grpc::Channel> channel_;
-};
+absl::Status Health(DaemonConnection* daemon) {
+  const auto health = daemon->CheckHealth("");
+  if (!health.ok()) return health.status();
+  if (health->state == grpc::health::v1::HealthCheckResponse::SERVING) return absl::OkStatus();
+  return absl::UnavailableError("the daemon does not serve");
+}
+absl::Status Status(DaemonConnection* daemon) { return daemon->GetStatus("").status(); }
+absl::Status Stats(DaemonConnection* daemon) { return daemon->GetStats("").status(); }
 
 int Main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
@@ -80,13 +46,14 @@ int Main(int argc, char** argv) {
   }
   const std::string& uid = flags["--uid"];
   if (!uid.empty() && !BecomeUser(static_cast<uid_t>(std::stoul(uid)))) return 1;
-  const std::chrono::milliseconds patience(std::stoul(flags["--patience_ms"]));
+  const absl::Duration patience = absl::Milliseconds(std::stoul(flags["--patience_ms"]));
   for (int i = 0; i < 10; ++i) {
-    Asker asker(flags["--socket"], patience);
-    for (const auto& [question, status] : std::vector<std::pair<const char*, grpc::Status>>{
-             {"health", asker.Check()}, {"status", asker.Status()}, {"stats", asker.Stats()}}) {
+    for (const auto& [name, ask] : std::vector<std::pair<std::string, Question>>{
+             {"health", Health}, {"status", Status}, {"stats", Stats}}) {
+      auto daemon = DaemonConnection::Open(flags["--socket"], patience);
+      const absl::Status status = daemon.ok() ? ask(&*daemon) : daemon.status();
       if (status.ok()) continue;
-      std::cout << "error=" << question << ": " << status.error_message() << std::endl;
+      std::cout << "error=" << name << ": " << status.message() << std::endl;
       return 1;
     }
   }

@@ -9,8 +9,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "absl/time/clock.h"
@@ -18,7 +21,9 @@
 #include "gmock/gmock.h"
 #include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
+#include "tests/kit/soon.h"
 #include "tests/kit/temporary_directory.h"
+#include "tests/kit/thread_sleep.h"
 
 namespace {
 
@@ -221,6 +226,66 @@ TEST_F(FdSocketTest, ConnectRetriesUntilDaemonListens) {
   FdRequest request;
   EXPECT_EQ(send(client.get(), &request, sizeof(request), 0),
             static_cast<ssize_t>(sizeof(request)));
+}
+
+// Listens at a path, and accepts nobody by itself. The kernel keeps one connection that waits to be
+// accepted: that of `first`.
+class FullQueue {
+ public:
+  explicit FullQueue(const std::string& path) {
+    EXPECT_TRUE(OpenUnixSocket(SOCK_STREAM, &listener_).ok());
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    EXPECT_EQ(bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)),
+              0);
+    EXPECT_EQ(listen(listener_.get(), 0), 0);
+    EXPECT_TRUE(OpenUnixSocket(SOCK_STREAM, &first_).ok());
+    EXPECT_TRUE(ConnectUnixSocket(first_, path, Absent::kLost, absl::Now()).ok());
+  }
+  void Accept() { EXPECT_GE(FileDescriptor(accept(listener_.get(), nullptr, nullptr)).get(), 0); }
+
+ private:
+  FileDescriptor listener_, first_;
+};
+
+// Whether the thread is in connect(2).
+bool IsInConnect(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/syscall");
+  long call = -1;
+  return file >> call && call == SYS_connect;
+}
+
+TEST_F(FdSocketTest, ConnectSaysThatTheDaemonAcceptsNobody) {
+  const FullQueue queue(path_);
+  FileDescriptor client;
+  ASSERT_TRUE(OpenUnixSocket(SOCK_STREAM, &client).ok());
+  const absl::Time start = absl::Now();
+  const absl::Status connected =
+      ConnectUnixSocket(client, path_, Absent::kLost, start + absl::Milliseconds(50));
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(50));
+  EXPECT_EQ(connected.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ErrorReason(connected), "DAEMON_LOST");
+  EXPECT_THAT(std::string(connected.message()), HasSubstr("accepted no connection within"));
+}
+
+// It waits in the kernel: whoever tries now and then finds no place in a queue that others keep
+// full.
+TEST_F(FdSocketTest, ConnectWaitsForItsTurn) {
+  FullQueue queue(path_);
+  FileDescriptor client;
+  ASSERT_TRUE(OpenUnixSocket(SOCK_STREAM, &client).ok());
+  std::atomic<pid_t> thread{0};
+  absl::Status connected = absl::UnknownError("");
+  std::thread connecting([&] {
+    thread = ThisThread();
+    connected = ConnectUnixSocket(client, path_, Absent::kLost, absl::InfiniteFuture());
+  });
+  EXPECT_TRUE(Soon([&] { return thread != 0 && IsInConnect(thread); }));
+  queue.Accept();
+  connecting.join();
+  EXPECT_TRUE(connected.ok()) << connected;
+  EXPECT_NE(fcntl(client.get(), F_GETFL) & O_NONBLOCK, 0);
 }
 
 TEST_F(FdSocketTest, DeniedConnectNamesTheGroup) {
