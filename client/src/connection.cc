@@ -217,7 +217,8 @@ void Connection::OnStreamEnd(const StreamEnd& end) {
       case absl::StatusCode::kUnimplemented:
         status = MakeError(code, reason::kProtocolViolation,
                            absl::StrCat("what listens at ", options_.socket,
-                                        " is no gradsyncd of this release: ", end.message),
+                                        " is no gradsyncd of this release: ", end.message,
+                                        "; check GRADSYNC_SOCKET, or upgrade the older of both"),
                            Fields());
         break;
       default:

@@ -102,7 +102,8 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
       return error(absl::StatusCode::kUnavailable, reason::kGpuFault,
                    "; this process cannot use its GPU any more: restart the trainer");
     case CUDA_ERROR_OUT_OF_MEMORY:
-      return error(absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory, "");
+      return error(absl::StatusCode::kResourceExhausted, reason::kGpuOutOfMemory,
+                   "; free memory on this GPU, or end other processes on it");
     case CUDA_ERROR_MPS_MAX_CLIENTS_REACHED:
     case CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED:
       return error(absl::StatusCode::kResourceExhausted, reason::kMpsFull,
@@ -116,7 +117,8 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
-      return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable, "");
+      return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,
+                   "; check CUDA_VISIBLE_DEVICES, and run gradsyncctl doctor");
     case CUDA_ERROR_MPS_CONNECTION_FAILED:
     case CUDA_ERROR_MPS_SERVER_NOT_READY:
       return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,
@@ -126,7 +128,8 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
     case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
     case CUDA_ERROR_STREAM_CAPTURE_ISOLATION:
     case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT:
-      return error(absl::StatusCode::kFailedPrecondition, reason::kCapturing, "");
+      return error(absl::StatusCode::kFailedPrecondition, reason::kCapturing,
+                   "; capture the passes without gradsync's calls");
     case CUDA_ERROR_INVALID_HANDLE:
     case CUDA_ERROR_INVALID_CONTEXT:
     case CUDA_ERROR_CONTEXT_IS_DESTROYED:

@@ -50,8 +50,8 @@ class CudaHandoff final : public StreamHandoff {
   const std::uint64_t verdict_offset_;
   const std::shared_ptr<MappedMemory> semaphores_;
   CUdeviceptr words_ = 0;  // the semaphores' address on the device
-  // Makes the first stream wait for each other stream in turn: each wait uses the record just
-  // before it.
+  // Makes the first stream wait for every other stream, one after the other: each wait uses the
+  // record just before it.
   CUevent join_ = nullptr;
   // Recorded after a step's verdict was set to void, by step % 2.
   CUevent voided_[2] = {nullptr, nullptr};

@@ -19,8 +19,8 @@ std::int64_t MonotonicNs();
 
 // Belongs to one wait, which calls Look after every slice of its time. A running daemon sends a
 // LeaseQuestion when it has heard nothing for a third of the lease. So the daemon counts as silent
-// if nothing arrives for two leases. They count from the start of the wait, and anew from the last
-// message sent to the daemon. Time in which this process itself was stopped does not count.
+// if nothing arrives for two leases after the latest of: the start of the wait, the last message
+// that arrived, the last one that was sent. Time in which this process was stopped does not count.
 // Thread-compatible.
 class DaemonSilence {
  public:

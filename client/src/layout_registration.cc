@@ -94,10 +94,11 @@ absl::StatusOr<std::unique_ptr<Layout>> RegisterLayout(
     context = *std::move(opened);
   }
   if (connection->left()) {
-    return MakeError(
-        absl::StatusCode::kFailedPrecondition, reason::kLeft,
-        absl::StrCat("layout '", spec.name, "' cannot be registered: this rank has left"),
-        connection->Fields());
+    return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
+                     absl::StrCat("layout '", spec.name,
+                                  "' cannot be registered: this rank has left; register "
+                                  "layouts before LeaveAndStay, or after it has returned"),
+                     connection->Fields());
   }
   std::shared_ptr<StepClient> replaced;
   if (old != nullptr) {

@@ -45,7 +45,7 @@ class OpenStep {
 
   bool unused(std::size_t parameter) const { return !unused_.empty() && unused_[parameter]; }
   bool has_unused() const { return unused_count_ > 0; }
-  // `used` of EndStep, with the parameters that were marked unused cleared. One flag per parameter;
+  // `used` of EndStep, but false for each parameter that was marked unused. One flag per parameter;
   // empty: all are used.
   std::vector<bool> Used(const std::vector<bool>& used) const;
 

@@ -86,7 +86,7 @@ class StateReader {
   // after that, these calls pin nothing, because the trainer no longer waits for them.
   void CallBegan(std::uint64_t interruptions);
 
-  // A call of the trainer reads the state on its own thread.
+  // For a call that reads the state itself, on the trainer's thread (CheckInSync).
   class OwnReading {
    public:
     explicit OwnReading(StateReader* reader);

@@ -127,12 +127,14 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
     if (error == EACCES || error == EPERM) return NoPermission(path);
     if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
-                       absl::StrCat("cannot connect to ", path, ": ", ErrnoText(error)));
+                       absl::StrCat("cannot connect to ", path, ": ", ErrnoText(error),
+                                    "; check that GRADSYNC_SOCKET names gradsyncd's socket"));
     }
     if (error != EAGAIN && absent == Absent::kLost) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonLost,
                        absl::StrCat("the daemon was lost: nobody listens at ", path, " any more (",
-                                    ErrnoText(error), ")"));
+                                    ErrnoText(error),
+                                    "); start gradsyncd or look into its log, then join again"));
     }
     const absl::Time now = absl::Now();
     if (now >= deadline && error == EAGAIN) {

@@ -44,7 +44,7 @@ class HostArena {
   // Checks that the trainer has populated and sealed the arena. Then nobody can free a page of it
   // any more, and the daemon never allocates one. Takes no lock that the trainer can hold.
   // FAILED_PRECONDITION if it is not sealed, a page is missing, or the arena was accepted before.
-  // Otherwise an error of the kernel. After an error data() stays null.
+  // Otherwise an error of the kernel. An error does not change data().
   absl::Status Accept(Faults faults = Faults::kNow);
 
   // Null until Accept() has succeeded. Page-aligned.

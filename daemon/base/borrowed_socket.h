@@ -15,8 +15,8 @@
 
 namespace gradsync::daemon {
 
-// A value. It knows the socket behind the descriptor, so it never takes a later socket with the
-// same number for this one.
+// A value. It knows the socket behind the descriptor, so it does not take a later socket with the
+// same number for this one. Exception: ReadBytes().
 class BorrowedSocket {
  public:
   // Names no socket.
@@ -31,7 +31,7 @@ class BorrowedSocket {
   bool ClientHasClosed() const;
   // The bytes that have arrived and that nobody has read; 0 if the socket is closed.
   std::size_t UnreadBytes() const;
-  // True if the other side leaves so much unread that its owner should not send now. False if the
+  // True if the other side leaves so much unread that this side should not send now. False if the
   // socket is closed.
   bool IsFull() const;
   // The bytes that were read from the descriptor since this object was made: see read_bytes.h. Once

@@ -15,10 +15,10 @@ namespace gradsync::daemon {
 // accepted from it: their message fails with EPERM. False before Linux 6.16: nothing is refused.
 bool RefuseDescriptors(int socket);
 
-// Closes descriptors that nobody expects. Two kinds of them may wait. One is a Unix socket that
-// holds unread descriptors: the kernel closes those with their own SO_LINGER. The other is a file
-// whose file system asks a server at each close(). Any other socket does not wait, whatever its
-// SO_LINGER.
+// Closes descriptors that nobody expects. Does not block, whatever a socket's SO_LINGER. Two kinds
+// of descriptors are exceptions. One is a Unix socket that holds unread descriptors: the kernel
+// closes those with their own SO_LINGER. The other is a file whose file system asks a server at
+// each close().
 void CloseAtOnce(std::vector<UniqueFd> passed);
 
 }  // namespace gradsync::daemon

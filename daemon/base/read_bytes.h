@@ -27,7 +27,7 @@ void LimitHeaders(int descriptor, ino_t socket, const HeaderFrames& frames);
 
 struct HeaderState {
   std::uint32_t unfinished = 0;  // bytes of headers whose end has not come
-  bool refused = false;          // there was too much of one of these: the connection has ended
+  bool refused = false;          // a limit of LimitHeaders() was exceeded: the connection has ended
 };
 // Returns the state of this socket. `refused` stays true after the socket is closed, until a later
 // socket with this descriptor is refused.

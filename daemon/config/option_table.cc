@@ -255,11 +255,12 @@ std::vector<OptionEntry> MakeTable() {
             "Serve user id 65534. All users of a foreign user namespace appear under this id and "
             "cannot be distinguished, so set require_token too.",
             "true"}),
-      Bool(&Options::pod_root_sees_all,
-           {"pod_root_sees_all", kIdentity,
-            "Show root in any pod of Kubernetes every job and user of the node. Otherwise it sees "
-            "those of its own pod. root on the node sees all, and so does the daemon's own user.",
-            "true"}),
+      Bool(
+          &Options::pod_root_sees_all,
+          {"pod_root_sees_all", kIdentity,
+           "Show root and the daemon's own user in any pod of Kubernetes every job and user of the "
+           "node. Otherwise root sees those of its own pod there. On the node itself both see all.",
+           "true"}),
 
       Count(&Options::reduce_threads, 0, 256,
             {"reduce_threads", kReduction,

@@ -48,12 +48,13 @@ std::vector<std::string> ContradictionsIn(const Options& options) {
     faults.push_back(absl::StrCat("staging_bytes: ", FormatBytes(options.staging_bytes),
                                   " exceeds quota_arena_bytes_per_user (",
                                   FormatBytes(options.quota_arena_bytes_per_user),
-                                  "), so that no session could open"));
+                                  "), so no session could open: lower the one or raise the other"));
   }
   if (options.engine_chunk_bytes > EngineSettings::kMaxLaneBytes / options.engine_lanes) {
     faults.push_back(absl::StrCat("engine_chunk_bytes: ", options.engine_lanes, " engine_lanes of ",
                                   FormatBytes(options.engine_chunk_bytes), " exceed ",
-                                  FormatBytes(EngineSettings::kMaxLaneBytes)));
+                                  FormatBytes(EngineSettings::kMaxLaneBytes),
+                                  ": lower engine_chunk_bytes or engine_lanes"));
   }
   // A name may be any machine's address.
   const auto listen = ParsePeerAddress(options.peer_listen, kPeerPort);

@@ -24,7 +24,7 @@ namespace gradsync::daemon {
 class CollectiveOrder {
  public:
   // How many collectives are kept for the ranks that have not reached them. A rank that is further
-  // behind is compared again when it has caught up.
+  // behind is compared only from the first kept one on.
   static constexpr std::size_t kKept = 1024;
 
   explicit CollectiveOrder(std::uint32_t world_size) : begun_(world_size) {}
@@ -47,7 +47,7 @@ class CollectiveOrder {
   void Finish(std::uint32_t rank) { fewest_finished_ = std::min(fewest_finished_, begun_[rank]); }
   // True if some rank has begun a collective that a finished rank has not.
   bool AnyIsBeyondFinished() const { return newest_ > fewest_finished_; }
-  // True if `rank` has.
+  // True if `rank` has begun a collective that a finished rank has not.
   bool IsBeyondFinished(std::uint32_t rank) const { return begun_[rank] > fewest_finished_; }
   // The first collective that `rank` has begun and `other` has not, for people; "" if there is
   // none.

@@ -20,7 +20,8 @@ namespace gradsync::daemon {
 
 // A plain value of one call. Job::Transaction carries the actions out.
 struct DeferredActions {
-  // Set by Membership at the first message, and unique in its job; 0: there is no message yet.
+  // Tells Membership::Send() which sessions `flushes` already has. Send() sets it at the first
+  // message; unique in its job; 0: there is no message yet.
   std::uint64_t number = 0;
   absl::InlinedVector<ReduceOperation*, 8> reductions;
   std::vector<GivenUpStep> given_up;

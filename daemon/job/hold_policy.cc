@@ -71,8 +71,8 @@ absl::Status HoldPolicy::StepsOverlap() const {
         absl::StatusCode::kAborted, reason::kRankLost,
         absl::StrCat("rank ", rank, " of job '", terms_.job_id, "' was lost in the middle of ",
                      steps,
-                     ", which run at once. It had ended the first one only, so no rank has "
-                     "the state of the model that its replacement needs. Steps that are not "
+                     ", which run at the same time. It had ended only the first one, so no rank "
+                     "has the state of the model that its replacement needs. Steps that are not "
                      "complete are void. Wait for a step's verdict before you begin a step of "
                      "another layout, or use state_source=trainer; join again from every rank."),
         {{field::kJob, terms_.job_id}, {field::kRank, rank}});

@@ -5,14 +5,14 @@
 // submits reductions and flushes messages. So a Reducer may complete an operation from within
 // Reduce(), and a sink may send slowly.
 //
-// A Job is one generation. The loss of a rank ends all of its sessions for good. So does a newer
-// generation, which JobTable starts; JobTable::Join names the exception. With policy `hold` the
+// A Job is one generation. If a rank is lost, all sessions of the job end for good. They also end
+// if JobTable starts a newer generation; JobTable::Join names the exception. With policy `hold` the
 // loss of a rank ends only that rank's session, if HoldPolicy allows it. Then running steps wait,
 // and the rank's next session takes its place.
 //
 // Shared: the JobTable, the job's sessions and its launches between nodes hold references to it.
 // Other reductions in flight hold none: the JobTable keeps the job until they are done. The job
-// holds its layouts, and the memory that its sessions mapped until that memory is unused.
+// holds its layouts. It holds the memory of its sessions until that memory is unused.
 //
 // Lock order: Job::mutex_ -> the sinks' own queue locks. No call is made to a Reducer or executor
 // under the lock.

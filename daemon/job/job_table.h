@@ -92,9 +92,9 @@ class JobTable final : public JobFinder {
     std::shared_ptr<Job> job;        // null: to be made
   };
 
-  // Returns the job that the rank joins. If a new one must begin, that is `next->job`: it becomes
-  // the key's job, and the job before it is added to `superseded`, unless that one goes on. Null:
-  // `next` now describes the new job. The caller makes `next->job` from it, and calls again.
+  // Returns the job that the rank joins. Null: a new job must begin, and `next` describes it. Then
+  // the caller makes `next->job`, and calls again. That call makes `next->job` the key's job, and
+  // returns it. It adds the job before it to `superseded`, unless that one goes on.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
                                                     const JobOptions& options, const PodId& pod,

@@ -266,9 +266,10 @@ absl::StatusOr<LayoutChannel*> LayoutSet::BeginAgreement(std::uint32_t rank,
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("job '", terms_.job_id, "' has ", kept, " layouts, and this one has ",
-                     plan->buckets.size(), " buckets; a job may have ", kMaxLayouts,
-                     " layouts, and a layout ", kMaxBucketRanks,
-                     " buckets times ranks: raise bucket_cap_bytes"));
+                     plan->buckets.size(), " buckets for each of ", members_->world_size(),
+                     " ranks; a job may have ", kMaxLayouts, " layouts, and a layout ",
+                     kMaxBucketRanks,
+                     " buckets over all ranks: release a layout, or raise bucket_cap_bytes"));
   }
   auto charge =
       terms_.account.Reserve(LayoutChannel::BytesFor(request->spec, *plan, members_->world_size()));

@@ -85,7 +85,7 @@ class LayoutSet {
   // ---- Membership: as in LayoutChannel. If a rank stays, open agreements fail.
   bool HasBegunStep(std::uint32_t rank) const;
   void RankLeft(std::uint32_t rank, bool exited, std::uint64_t now_ns, DeferredActions* actions);
-  // The done words of the steps that the ranks which stayed have missed. Call it before
+  // Writes the done words of the steps that ranks have missed while they stayed. Call it before
   // RankResumed(). True: there are many, and the executor writes them and then calls `done`. False:
   // they are written.
   bool WriteMissedWords(std::function<void()> done, DeferredActions* actions) const;

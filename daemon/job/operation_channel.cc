@@ -412,13 +412,14 @@ void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
         };
         return MakeError(
             absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
-            absl::StrCat(
-                "operation ", sequence, " (", what, ") was not finished in time; ",
-                missing.empty() ? "its reduction or copy is still running"
-                                : absl::StrCat("waited for rank ", missing.Text(name)),
-                ". It failed on every rank: see where those ranks are, or give it a longer "
-                "timeout.",
-                hint),
+            absl::StrCat("operation ", sequence, " (", what, ") was not finished in time; ",
+                         missing.empty()
+                             ? "its reduction or copy is still running. It failed on every "
+                               "rank: "
+                             : absl::StrCat("waited for rank ", missing.Text(name),
+                                            ". It failed on every rank: see where those ranks "
+                                            "are, or "),
+                         "give it a longer timeout.", hint),
             {{field::kJob, job}, {field::kRank, missing.First()}, {field::kChannel, 0}});
       },
       actions);

@@ -5,10 +5,11 @@
 // operation. If another rank asks for a different one, the operation fails on every rank, and the
 // error names both. A rank that comes late to an operation that failed gets the same failure.
 //
-// A barrier goes on without a lost rank. So does a broadcast from another rank that was named. The
-// first operation of the rank's next session is the first one that the others call after the
-// EndStep of that session's first complete step. If the lost session has called that one already,
-// it is a later one. If it is a barrier that has ended, the rank's own call is answered at once.
+// A barrier goes on without a lost rank. So does a broadcast whose named root is another rank. The
+// rank's next session takes part again after operation N: the last one that the others call before
+// the EndStep of that session's first complete step, or that the lost session has called, if that
+// is later. If operation N + 1 has ended by then, the rank's own call is answered at once: a
+// barrier succeeds. A broadcast is a breach, because its data is gone.
 //
 // Externally synchronized: guarded by the job's lock. Owned by the job. Holds the ranks' staging
 // memory while their operation runs.
@@ -151,7 +152,7 @@ class OperationChannel {
   struct Ended {
     OperationSpec spec;
     std::uint32_t first_rank = 0;  // the one that began it
-    FailureOf failure;             // null: it was completed without a lost rank
+    FailureOf failure;             // null: complete, although a lost rank took no part
   };
 
   absl::Status Breach(std::uint32_t rank, std::uint64_t sequence, absl::string_view what) const;
@@ -211,8 +212,8 @@ class OperationChannel {
   ReduceOperation reduction_;
   ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
-  // By sequence: operations that failed, or were completed without a lost rank, and that some rank
-  // has not reached yet. Only the latest ones.
+  // By sequence: operations that some rank has not reached yet, and that failed, or were completed
+  // while a lost rank took no part. Only the latest ones.
   std::map<std::uint64_t, Ended> ended_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;

@@ -25,7 +25,7 @@ class Pieces {
   explicit Pieces(std::function<void()> done) : done_(std::move(done)) {}
 
   void Add(std::function<void()> piece) { pieces_.push_back(std::move(piece)); }
-  // The memory stays mapped until `done`.
+  // The caller keeps the memory mapped until `done`; references that `done` holds do that.
   void AddCopy(std::byte* to, const std::byte* from, std::uint64_t bytes);
   // The last call. Without any piece the executor only calls `done`.
   void Begin(DeferredActions* actions);

@@ -79,7 +79,8 @@ struct LeaveDoneMessage {
 struct HealedMessage {
   std::uint64_t next_sequence;  // of the job's own channel
 };
-// ---- The state of the model, from one rank to another: see StateHealing. Each names its transfer.
+// ---- The state of the model, from one rank to another: see StateHealing. Each but
+// StateFailedMessage names its transfer.
 // To a rank that has the state: asks for its digests. `offer`: the rank is also the source.
 struct StateQuestionMessage {
   std::uint64_t transfer;

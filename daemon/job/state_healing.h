@@ -197,10 +197,11 @@ class StateHealing {
                       DeferredActions* actions);
   void Copied(std::uint64_t now_ns, DeferredActions* actions);
 
-  // ---- Called at the end of every change of the job.
-  // Ends the transfer if a rank that was asked may change its state, or if there is a better
-  // source. Asks ranks that have begun the step, admits the replacement when all digests agree, and
-  // begins the next transfer. A Status that is not OK ends the job: RANKS_DIVERGED.
+  // ---- Progress
+  // Called at the end of every change of the job, unless idle(). Ends the transfer if a rank that
+  // was asked may change its state, or if there is a better source. Asks ranks that have begun the
+  // step, admits the replacement when all digests agree, and begins the next transfer. A Status
+  // that is not OK ends the job: RANKS_DIVERGED.
   absl::Status Update(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   // Gives up a silent source. Fails the request of a replacement that is too slow, so that the next
   // one is served. Once the replacement has sent its digests, stops waiting for those of a frozen

@@ -99,7 +99,7 @@ class ConnectionLimit {
   // The bytes that have come on the connection from this port of an address, as above, and that
   // nobody has read. 0: there is no such connection.
   std::size_t UnreadBytes(const std::string& ip, std::uint16_t port);
-  // The addresses on this side of the open connections from this port of an address, as above.
+  // For each open connection from this port of an address, as above: the address on this side.
   std::vector<sockaddr_storage> OwnEnds(const std::string& ip, std::uint16_t port);
 
  private:

@@ -60,7 +60,8 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
     return joined(
         MakeError(absl::StatusCode::kPermissionDenied, reason::kCoordinatorRefused,
                   absl::StrCat("this node's daemon may not connect to a coordinator at ", text,
-                               ": its peer_coordinators do not list that host and port"),
+                               ": its peer_coordinators do not list that host and port. Correct "
+                               "coordinator or MASTER_ADDR, or add it to peer_coordinators"),
                   {{field::kJob, request.key.job_id}, {field::kAddress, text}}));
   }
   const Tenant user(request.key.uid, request.pod);
@@ -110,7 +111,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
           absl::StatusCode::kResourceExhausted, reason::kQuota,
           absl::StrCat("user ", user.Text(), " has ", options_.quota_jobs_per_user,
                        " jobs here that other nodes coordinate, as many as quota_jobs_per_user "
-                       "allows"),
+                       "allows: end one, or raise the quota"),
           {{field::kJob, request.key.job_id}}));
     }
     if (here) return options_.link.here->Join(request, std::move(sink), std::move(joined));

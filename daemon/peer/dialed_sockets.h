@@ -42,9 +42,9 @@ class DialRate {
 // It knows every connection of one channel, from before gRPC connects it. Thread-safe. The channel
 // shares it.
 //
-// What gRPC reads is followed at once if it is not encrypted (header_frames.h). Bytes read in vain
-// are known at the next look, so a coordinator could send some, end the connection itself, and
-// accept the next one. So a user may connect only so often (DialRate).
+// On a connection without TLS this class checks the frames as gRPC reads them (header_frames.h). It
+// learns of bytes read in vain only at the next Look(). Before that, a coordinator could send some,
+// end the connection itself, and accept the next one. So DialRate limits how often a user connects.
 class DialedSockets {
  public:
   // `plain_text`: the connections have no TLS, so their headers can be read and are limited.

@@ -31,7 +31,7 @@ bool IsOwnAddress(const std::string& host);
 // The kernel says nothing of processes elsewhere: they may. `own_ends` returns this process's ends
 // of its connections with `address`. It is called only for an address of this network namespace. If
 // there are several connections, one of these users must own the other end of each. If this machine
-// translates the addresses (NAT), the other end is not found.
+// translates the addresses (NAT), the other end is not found, and the process may not speak.
 //
 // `table` is asked instead of the kernel if the kernel does not answer about a single connection
 // (CanFindOwners() is false). Otherwise it is null. The connection was there at `since_ns`.

@@ -159,7 +159,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   const NodeGroupEnvironment environment_;
 
   Mutex mutex_;
-  RankCounts rank_counts_ ABSL_GUARDED_BY(mutex_);  // of all jobs, so before them
+  RankCounts rank_counts_ ABSL_GUARDED_BY(mutex_);  // before jobs_, whose destructor changes it
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   EpochTable epochs_ ABSL_GUARDED_BY(mutex_);
   NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);

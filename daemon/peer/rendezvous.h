@@ -38,8 +38,9 @@ class Rendezvous final : public RendezvousStore {
   // Stores a value. INVALID_ARGUMENT MALFORMED: the key or value is too long, there are too many
   // keys, or this key is already set.
   absl::Status Put(const std::string& key, const std::string& value);
-  // Calls `answer` when the key is set, perhaps at once, without a lock held. Never calls it if
-  // Cancel() comes first.
+  // Calls `answer` when the key is set, perhaps at once, without a lock held. Never calls it after
+  // an error, or if Cancel() comes first. INVALID_ARGUMENT MALFORMED: too many keys are asked for,
+  // or this one is too long.
   absl::Status When(const std::string& key, std::function<void(const std::string&)> answer);
 
   // From now on Get() fails with `why`, and no When() is answered.

@@ -109,8 +109,8 @@ struct ReduceOperation {
   // Set before done() by a reducer that can fail. The buffers are then undefined, and the job ends
   // with this error.
   absl::Status failure;
-  // Called once per submission, after the last write, on a thread of the reducer or on the
-  // submitter's own thread from within Reduce(). Must not block.
+  // Called once per submission, after the last write: on a thread of the reducer, or on a thread
+  // that is in Reduce() or GiveUp(). Must not block.
   std::function<void(const ReduceTimes&)> done;
 
   // Makes this the reduction of `buffers`: between nodes if some of them are null.

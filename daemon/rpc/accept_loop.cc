@@ -124,8 +124,9 @@ absl::Status AcceptLoop::Init() {
     // these, too, and that may take long.
     if (!RefuseDescriptors(fd)) {
       LogLimited(LogLevel::kWarning,
-                 "this kernel passes descriptors of clients to the daemon (Linux 6.16 can refuse "
-                 "them): a client can stop the daemon with them. Let in users whom you trust");
+                 "this kernel passes descriptors of clients to the daemon, and a client can stop "
+                 "the daemon with them. Use Linux 6.16 or newer, or let in only users whom you "
+                 "trust");
     }
   }
   const auto own = [](Kind kind) {

@@ -1,7 +1,7 @@
 // The services with which clients ask the daemon: Health, Introspection and reflection. It also
 // answers the calls of methods that the daemon does not have.
 //
-// They have a queue and threads of their own. No client can keep these busy by calls that stay
+// They have a queue and a thread of their own. No client can keep these busy by calls that stay
 // open, by answers that it does not read, or by the work of its jobs.
 
 #ifndef DAEMON_RPC_ASKING_SERVICE_H_

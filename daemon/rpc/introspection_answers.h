@@ -67,8 +67,8 @@ class IntrospectionAnswers {
   explicit IntrospectionAnswers(IntrospectionContext context) : context_(std::move(context)) {}
 
   // `asker` sees the jobs of its user that have a rank in its pod. root in a pod sees every user's
-  // jobs there. root and the daemon's own user see all jobs of the node, unless they are in another
-  // pod than the daemon, or it is unknown where they are. With `pod_root_sees_all` they always do.
+  // jobs there. root and the daemon's own user see all jobs of the node, unless the asker is in
+  // another pod than the daemon, or its place is unknown. With `pod_root_sees_all` they always do.
   v1::GetStatusResponse Status(const ClientProcess& asker,
                                const v1::GetStatusRequest& request) const;
   v1::GetStatsResponse Stats(const ClientProcess& asker, const v1::GetStatsRequest& request) const;
@@ -77,8 +77,8 @@ class IntrospectionAnswers {
                                                    const v1::GetTimelineRequest& request) const;
 
  private:
-  // The jobs that the asker may see, in the table's order: newest generations first. An empty
-  // `job_id` asks for all.
+  // The jobs that the asker may see, in the order of JobTable::Jobs(). An empty `job_id` asks for
+  // all.
   std::vector<std::shared_ptr<Job>> Visible(const ClientProcess& asker,
                                             const std::string& job_id) const;
   bool SeesAll(const ClientProcess& asker) const;

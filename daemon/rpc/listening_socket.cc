@@ -26,7 +26,8 @@ absl::StatusOr<bool> FindSocket(const std::string& path) {
   struct stat existing {};
   if (lstat(path.c_str(), &existing) != 0) return false;
   if (S_ISSOCK(existing.st_mode)) return true;
-  return absl::FailedPreconditionError(absl::StrCat(path, " exists and is not a socket"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(path, " exists and is not a socket: remove it, or pass another --socket"));
 }
 
 // Whether this process may make and remove files beside `path`.

@@ -134,7 +134,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   // The last message has come. Called once. `end` is the status with which this side has ended the
   // stream, or OK if it has not.
   virtual void OnEnd(const absl::Status& end) = 0;
-  // The last call. A client knows the server's status now.
+  // The stream is finished. For a client it is the last call, and the server's status is known.
+  // On a server it may come before or during OnMessage() and OnEnd().
   virtual void OnFinished() {}
 
   // Decides when and where a message is handled, or the end of the messages (`message` is null).

@@ -14,8 +14,8 @@ namespace gradsync::daemon {
 // How long a service that ends waits for its streams.
 inline constexpr std::chrono::seconds kStopPatience(5);
 
-// Thread-safe. The streams may outlive it. Without it no one would notice when a thread of gRPC
-// drops the last reference to a stream.
+// Thread-safe. The streams may outlive it. It alone notices when a thread of gRPC drops the last
+// reference to a stream.
 class StreamCount {
  public:
   // A stream holds the result as long as it exists.

@@ -28,7 +28,7 @@ namespace gradsync::daemon {
 // Legal calls: Register Start Stop. Outlives the dispatcher of its queue.
 class UnknownCalls {
  public:
-  // Called by the queue's threads, with gRPC's name of the caller. May be empty.
+  // The queue's threads call the hooks, with gRPC's name of the caller. Each hook may be empty.
   struct Hooks {
     // Where the calls of the caller's connection are counted; null: nowhere.
     std::function<std::shared_ptr<ClientInput>(const std::string& caller)> input;

@@ -33,7 +33,7 @@ namespace gradsync::daemon {
 // - when it exceeds a limit of HeaderFrames, or the headers of one of its calls are too long;
 // - when the headers whose end has not come are too long, over all connections together: then each
 //   connection that has such headers ends. gRPC keeps headers in memory, and does not limit them.
-//   In both cases the user is paused, too;
+//   In this case and the one before, the user is paused, too;
 // - when the server stops.
 //
 // Thread-safe.
@@ -44,8 +44,8 @@ class UserConnections {
   // How often the owner calls Watch(), at least.
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
-  // begun at most kFewCalls lately, and has at most kFewBytes to read. "Lately" begins at a look of
-  // Watch() at the calls that is at least kWatchPeriod old. The last look would not do: it can be
+  // begun at most kFewCalls lately, and has at most kFewBytes to read. "Lately" means since Watch()
+  // looked at the calls at least kWatchPeriod ago. The last look can be too new: it can be
   // microseconds old, right after a burst of calls. If the last look is more than a second old, no
   // call counts as begun lately.
   static constexpr std::uint64_t kFewCalls = 16;

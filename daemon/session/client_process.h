@@ -40,7 +40,7 @@ absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read = Re
 // A pidfd of process `pid`, if it runs as `uid`. Invalid otherwise, or if there is no such process.
 // Before Linux 6.5 the pid may have been reused since the kernel named it. Thanks to the check of
 // `uid`, the daemon takes no other user's process for the client. But if /proc hides the process
-// (hidepid, ProtectProc=), this checks nothing. Then the daemon may not kill that process either.
+// (hidepid, ProtectProc=), this checks nothing. Then the daemon has no right to kill it either.
 UniqueFd OpenProcess(pid_t pid, uid_t uid);
 
 // True if the process has ended, or ends within `patience_ms`. A killed process closes its

@@ -132,14 +132,15 @@ class Session : public std::enable_shared_from_this<Session> {
 
   // Null: the layout has ended, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
-  // Creates the memory of an agreed layout, on the place's device, or in host memory if the device
-  // is empty.
+  // Where the memory of a layout goes.
   struct Place {
     std::string name;
     std::string device;
     bool mps = false;
     bool counts = true;  // false: it takes the place of a layout that counts
   };
+  // Creates the memory of an agreed layout, on the place's device, or in host memory if the device
+  // is empty.
   void AllocateMemory(const Place& place, JobPort::Registration agreed,
                       absl::StatusOr<std::shared_ptr<Layout>> layout, const Registered& registered);
   void MemoryAllocated(JobPort::Registration agreed, absl::StatusOr<std::shared_ptr<Layout>> layout,

@@ -57,7 +57,9 @@ absl::StatusOr<std::uint64_t> SessionTable::Admit(const ClientProcess& process,
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("world_size ", request.world_size,
                      ": every rank is on this node, and quota_sessions_per_user allows ",
-                     policy_.quota_sessions_per_user, " sessions"));
+                     policy_.quota_sessions_per_user,
+                     " sessions: start fewer ranks, raise the quota, or, if ranks are on other "
+                     "nodes, set peer_listen in gradsyncd and give coordinator"));
   }
   MutexLock lock(&mutex_);
   if (draining_) {

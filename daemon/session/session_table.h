@@ -96,8 +96,8 @@ class SessionTable {
   // NOT_FOUND: the nonce is unknown, used or expired, or its memory was freed. PERMISSION_DENIED:
   // it belongs to another process.
   absl::StatusOr<std::vector<Descriptor>> Claim(const Nonce& nonce, const ClientProcess& process);
-  // How many nonces the table keeps. A session's useless nonces are dropped when it is next offered
-  // memory. So it has at most one for each memory that it had at that time.
+  // How many nonces the table keeps. Each Offer() first drops the session's useless nonces. So a
+  // session has at most one nonce for each memory that it had at its last Offer().
   std::size_t offers() const;
 
   // Ends the session: its stream or its process has ended. Takes the caller's reference, so that

@@ -16,8 +16,9 @@
 namespace gradsync::daemon {
 
 // Hands each operation to the launch scheduler of its job. All generations of a job share one
-// scheduler. Never blocks: done() is called on a worker's thread, or from within Reduce(). If a
-// worker is lost, its operations fail.
+// scheduler. Never blocks. done() is called on a thread that brings a worker's answer, or from
+// within Reduce() or GiveUp(), perhaps of another operation. If a worker is lost, its operations
+// fail.
 //
 // Thread-safe.
 class GpuReducer final : public Reducer {

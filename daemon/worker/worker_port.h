@@ -26,8 +26,9 @@ class WorkerPort {
   virtual ~WorkerPort() = default;
 
   // Sends the call and sets its id. Never blocks. `answered` is called once, with the worker's
-  // reply or error, or with the reason of its loss. It is called on a thread of this object, or
-  // from within Call if the worker is already lost. `answered` must not block for long.
+  // reply or error, or with the reason of its loss: on the thread that learns of it, or from within
+  // Call. A worker of another node answers some calls from within Call although it is not lost.
+  // `answered` must not block for long.
   virtual void Call(worker::Call call, std::vector<UniqueFd> descriptors, Answered answered) = 0;
 
   // Ends the worker at once. Calls without a reply are answered when it has ended.

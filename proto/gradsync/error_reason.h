@@ -1,12 +1,12 @@
 // The names of the reasons for which calls fail, and of an error's fields. Shared by the client and
 // the daemon; the texts are those of google.rpc.ErrorInfo (reason, metadata, domain) on the wire.
 //
-// Every reason has a comment of one form, which a test compares with the table in docs/errors.md:
+// Every reason has a comment of one form. A test compares its codes with docs/errors.md:
 //
-//   // STATUS_CODE[, STATUS_CODE]. What happened. Which ranks get it.
+//   // STATUS_CODE[, STATUS_CODE]. What happened. What fails or ends.
 //
-// The last part says what ends with the error: "A call" fails alone; after "The session" every
-// later call of the rank fails until it joins again; "The job" ends every rank's session.
+// "A call" fails alone. After "The session" every later call of the rank fails until it joins
+// again. "The job" ends every rank's session. Other last parts say where the reason is shown.
 
 #ifndef PROTO_GRADSYNC_ERROR_REASON_H_
 #define PROTO_GRADSYNC_ERROR_REASON_H_
@@ -97,7 +97,7 @@ inline constexpr Reason kQuota("QUOTA");
 
 // FAILED_PRECONDITION. The trainer destroyed the session before this call. A call.
 inline constexpr Reason kClosed("CLOSED");
-// UNAVAILABLE. The daemon is not there, or ended without a reason. The session.
+// UNAVAILABLE. The daemon is not there, or its stream ended without saying why. The session.
 inline constexpr Reason kDaemonLost("DAEMON_LOST");
 // UNAVAILABLE. The daemon has said nothing for two leases, or has not sent the verdict of a decided
 // step in time. A wait, which can be repeated; an operation, after which the session takes no more.
@@ -130,8 +130,8 @@ inline constexpr Reason kSuperseded("SUPERSEDED");
 
 // FAILED_PRECONDITION. This rank already has a layout of that name. A registration.
 inline constexpr Reason kAlreadyRegistered("ALREADY_REGISTERED");
-// FAILED_PRECONDITION. Pages of shared memory are missing, because the trainer did not populate
-// them. The session.
+// FAILED_PRECONDITION. The trainer did not populate or did not seal pages of shared memory, or sent
+// a step's message before LayoutReady. The session.
 inline constexpr Reason kArenaNotPopulated("ARENA_NOT_POPULATED");
 // FAILED_PRECONDITION. Ranks registered different layouts under one name. A registration, on every
 // rank; only that of the replacement if it differs from the job's layout.
@@ -164,8 +164,8 @@ inline constexpr Reason kUnknownParameter("UNKNOWN_PARAMETER");
 // FAILED_PRECONDITION. The bucket is already ready in this step. A call of the client library; the
 // session if the daemon finds it.
 inline constexpr Reason kAlreadyReady("ALREADY_READY");
-// FAILED_PRECONDITION. The step is already decided, or not the next one. A call of the client
-// library; the session if the daemon finds it.
+// FAILED_PRECONDITION. The step is already decided. A call of the client library; the session if
+// the daemon finds it.
 inline constexpr Reason kStaleStep("STALE_STEP");
 // ABORTED. A rank abandoned the step. The step, on every rank.
 inline constexpr Reason kStepAbandoned("STEP_ABANDONED");
@@ -182,8 +182,8 @@ inline constexpr Reason kWaitTimeout("WAIT_TIMEOUT");
 
 // ---- The state of the model
 
-// FAILED_PRECONDITION. Two ranks gave different positions in one step. The session of the later
-// rank.
+// FAILED_PRECONDITION. Two ranks gave different positions in one step. The session of the rank that
+// gave its position last.
 inline constexpr Reason kPositionMismatch("POSITION_MISMATCH");
 // FAILED_PRECONDITION. Ranks that should have one state of the model have different ones. The
 // session of a replacement, or the job; check_in_sync alone otherwise.
@@ -233,7 +233,7 @@ inline constexpr Reason kGpuFault("GPU_FAULT");
 inline constexpr Reason kGpuNotVisible("GPU_NOT_VISIBLE");
 // RESOURCE_EXHAUSTED. The GPU has too little free memory. A registration, or the job.
 inline constexpr Reason kGpuOutOfMemory("GPU_OUT_OF_MEMORY");
-// DEADLINE_EXCEEDED. A bucket stayed on the GPU for too long. The job.
+// DEADLINE_EXCEEDED. A bucket stayed on the GPU for too long. The message of WORKER_LOST.
 inline constexpr Reason kGpuTimeout("GPU_TIMEOUT");
 // FAILED_PRECONDITION. The GPU lacks a feature that gradsync needs. A registration.
 inline constexpr Reason kGpuUnsupported("GPU_UNSUPPORTED");

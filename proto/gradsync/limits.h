@@ -34,7 +34,7 @@ inline constexpr std::size_t kMaxCollectiveBytes = 256;  // BeginCollective.desc
 inline constexpr std::size_t kMaxDeviceBytes = 64;       // RegisterLayout.device
 inline constexpr std::size_t kMaxNodeNameBytes = 64;     // Hello.node_name
 inline constexpr std::size_t kMaxStateNameBytes = 1024;  // StateDigest.name
-// NCCL's unique id, between daemons: longer than any of NCCL's.
+// The longest unique id of NCCL that daemons send each other. NCCL's own are shorter.
 inline constexpr std::size_t kMaxNcclIdBytes = 1024;
 
 // The root of a broadcast from the lowest rank that has not left.

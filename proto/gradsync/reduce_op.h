@@ -11,7 +11,7 @@
 namespace gradsync {
 
 enum class ReduceOp : std::uint8_t {
-  kSum = 1,      // in host memory each node's ranks in order; integers wrap around
+  kSum = 1,      // in host memory each node's ranks in order, then the nodes; integers wrap around
   kAverage = 2,  // the sum times 1/divisor; not of integers
   kMin = 3,      // NaN if an element is NaN; -0 is less than +0
   kMax = 4,      // the same

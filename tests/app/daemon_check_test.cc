@@ -60,9 +60,11 @@ TEST_F(DaemonCheckTest, FilesThatAStartDoesNotReadDoNotMatter) {
 
 TEST_F(DaemonCheckTest, ChecksBothSockets) {
   Write("d-fd.sock", "precious");
-  EXPECT_EQ(Fault(), directory_.File("d-fd.sock") + " exists and is not a socket");
+  EXPECT_EQ(Fault(), directory_.File("d-fd.sock") +
+                         " exists and is not a socket: remove it, or pass another --socket");
   Write("d.sock", "precious");
-  EXPECT_EQ(Fault(), directory_.File("d.sock") + " exists and is not a socket");
+  EXPECT_EQ(Fault(), directory_.File("d.sock") +
+                         " exists and is not a socket: remove it, or pass another --socket");
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ struct Target {
   std::string side_socket;
   std::string peer;          // "host:port" where other nodes reach the daemon
   std::string other_socket;  // of another node's daemon
-  std::uint32_t user = 0;    // in whose name it says Hello there
+  std::uint32_t user = 0;    // in whose name it says Hello at `peer`
   Victim victim;
 };
 

@@ -18,8 +18,8 @@ class RawHttp2 {
   // `window`: the bytes of each answer that the server may send; it never gets more.
   RawHttp2(const std::string& path, std::uint32_t window);  // of a Unix socket
   RawHttp2(Descriptor connected, std::uint32_t window);
-  // A server, of a client that has connected. Its first call below is the answer to the client's
-  // first call, and `path` is empty.
+  // Plays the server for a client that has connected. The first method below that is used answers
+  // the client's first call; its `path` is empty.
   static RawHttp2 Server(Descriptor accepted);
   // A server: reads until the client's first call has begun.
   bool AwaitCall();

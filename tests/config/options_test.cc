@@ -363,11 +363,12 @@ INSTANTIATE_TEST_SUITE_P(
                   "path of a file, or empty"},
         FlagFault{"Contradiction",
                   {"--staging_bytes=8MiB", "--quota_arena_bytes_per_user=4MiB"},
-                  "staging_bytes: 8MiB exceeds quota_arena_bytes_per_user (4MiB), so that no "
-                  "session could open"},
+                  "staging_bytes: 8MiB exceeds quota_arena_bytes_per_user (4MiB), so no "
+                  "session could open: lower the one or raise the other"},
         FlagFault{"TooManyLaneBytes",
                   {"--engine_lanes=8", "--engine_chunk_bytes=16MiB"},
-                  "engine_chunk_bytes: 8 engine_lanes of 16MiB exceed 64MiB"},
+                  "engine_chunk_bytes: 8 engine_lanes of 16MiB exceed 64MiB: lower "
+                  "engine_chunk_bytes or engine_lanes"},
         FlagFault{"PlainText",
                   {"--peer_listen=10.0.0.1"},
                   "peer_listen: other machines reach 10.0.0.1, and there is no TLS. Set "

@@ -74,7 +74,7 @@ TEST(ArgumentsTest, FaultsNameTheWordAndWhatIsExpected) {
             "--step and --steps do not go together");
   EXPECT_EQ(Fault({"timeline", "--step=0"}), "--step '0' is not a whole number from 1");
   EXPECT_EQ(Fault({"health", "--job", "m"}),
-            "--job does not go with health, which is the daemon's");
+            "--job does not go with health, which asks about the daemon");
 }
 
 TEST(ArgumentsTest, NumbersAreStrict) {

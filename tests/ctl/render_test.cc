@@ -357,7 +357,7 @@ TEST(RenderStatusTest, ShowsNodesAndLanesOfAJobThatIsCoordinatedHere) {
   EXPECT_EQ("\n" + text.substr(0, text.find("\nJOB")), R"(
 gradsyncd 0.1.0: serving, up 2 h 13 min, pid 4711, socket /run/gradsync/gradsyncd.sock
 1 reduce thread (AVX2), arenas 0 B
-node alpha, heard by other nodes at 10.0.0.1:7417
+node alpha, listens for other nodes at 10.0.0.1:7417
 )");
   EXPECT_EQ(text.substr(text.find("NODE   JOB") - 1), R"(
 NODE   JOB     ADDRESS   RANKS  HEARD    WAITING FOR

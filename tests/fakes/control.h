@@ -24,9 +24,9 @@ namespace gradsync::fakes {
 
 // A machine with `gpus` GPUs and default values.
 MachineDescription MachineWithGpus(int gpus);
-// The same, for a test that also runs on a real machine with fewer GPUs: there several of its GPUs
-// are one. NCCL takes two processes on one GPU if their NCCL_HOSTID differs: then they are on
-// different machines for it.
+// The same, for a test that also runs on a real machine with fewer GPUs. There one real GPU stands
+// for several. NCCL accepts two processes on one GPU if their NCCL_HOSTID differs: it takes them
+// for processes of different machines.
 MachineDescription GpusThatMayBeOne(int gpus);
 
 // On a real machine, a process that needs something that only the fakes have exits with this

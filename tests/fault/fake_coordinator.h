@@ -27,8 +27,9 @@ class FakeCoordinator final : public v1::Peer::Service {
   std::string address() const;
 
   static v1::AttachResponse Welcome();
-  // Reads on until a message of this kind. Not set: the stream has ended. The daemon sends a Pong
-  // unasked while a message waits for its turn there, so any message may come between two others.
+  // Reads until a message of this kind comes, and returns it. If the stream ends first, the result
+  // has no kind. A Pong may come between any two messages: the daemon sends it unasked while a
+  // message waits for its turn there.
   static v1::AttachRequest Await(Stream* stream, v1::AttachRequest::KindCase kind);
   // Asks for an engine with a node that does not answer.
   static v1::AttachResponse ConnectEngine(std::uint64_t epoch);

@@ -127,9 +127,9 @@ class ModelResult:
         )
 
     def share_of_gloo(self, implementation: str, beyond: str) -> Optional[list[float]]:
-        """How long a step takes beyond `beyond`, as a share of what DDP + Gloo's does: per round.
+        """What a step adds to one of `beyond`, divided by what DDP + Gloo's adds to it: per round.
 
-        None where one of them was not measured, or Gloo's is not beyond in some round.
+        None if one of them was not measured, or if Gloo's adds nothing in some round.
         """
         if not {implementation, beyond, "ddp_gloo"} <= self.measured.keys():
             return None

@@ -98,7 +98,7 @@ absl::Status CheckCommand(const CtlArguments& arguments, bool steps_given) {
     return absl::InvalidArgumentError("--step and --steps do not go together");
   }
   if (arguments.command == CtlCommand::kHealth && !arguments.job.empty()) {
-    return absl::InvalidArgumentError("--job does not go with health, which is the daemon's");
+    return absl::InvalidArgumentError("--job does not go with health, which asks about the daemon");
   }
   if (arguments.command == CtlCommand::kDoctor && !arguments.job.empty()) {
     return absl::InvalidArgumentError("--job does not go with doctor, which looks at the machine");

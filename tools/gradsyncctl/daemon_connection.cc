@@ -64,7 +64,8 @@ absl::Status ConnectError(int error, const std::string& socket) {
                        "its log, or allow more time with --timeout SECONDS"));
     default:
       return absl::UnavailableError(
-          absl::StrCat("cannot connect to ", socket, ": ", strerror(error)));
+          absl::StrCat("cannot connect to ", socket, ": ", strerror(error),
+                       "; check the path that --socket or GRADSYNC_SOCKET names"));
   }
 }
 
@@ -188,12 +189,13 @@ absl::Status DaemonConnection::Translate(const grpc::Status& status) const {
     case grpc::StatusCode::UNAVAILABLE:
       return absl::UnavailableError(absl::StrCat("what listens at ", socket_,
                                                  " closed the connection (", status.error_message(),
-                                                 "): it is ending, or it is not a gradsyncd"));
+                                                 "): it is ending, or it is not a gradsyncd; ask "
+                                                 "again, or name its socket with --socket PATH"));
     case grpc::StatusCode::UNIMPLEMENTED:
       return absl::UnimplementedError(
           absl::StrCat("what listens at ", socket_,
-                       " does not know this question: it is not a gradsyncd, or "
-                       "an older one than this gradsyncctl"));
+                       " does not know this question: it is not a gradsyncd, or an older one than "
+                       "this gradsyncctl; install both from one release"));
     default:
       return absl::Status(static_cast<absl::StatusCode>(status.error_code()),
                           absl::StrCat("the daemon at ", socket_, ": ", status.error_message()));

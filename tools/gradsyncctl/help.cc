@@ -45,7 +45,8 @@ Exit status:
 
 Root and the daemon's own user see every job. Other users see their own jobs. In a pod of Kubernetes
 other than the daemon's, users see their own jobs in that pod, and root sees all jobs in that pod.
-With the daemon's option pod_root_sees_all, root sees every job of the node from any pod.
+With the daemon's option pod_root_sees_all, root and the daemon's own user see every job of the node
+from any pod.
 
 Examples:
   gradsyncctl status
@@ -93,8 +94,8 @@ Nodes of the jobs that span nodes and that this daemon coordinates:
   ADDRESS      of the node's daemon, as it connected
   RANKS        that have joined on the node
   HEARD        when its daemon last answered; this daemon asks every second. GONE: it has left, or
-               was lost. The daemon looks for this at the lowest 1,024 ranks without a session;
-               a line says how many more there are
+               was lost. Nodes that are GONE are shown for the lowest 1,024 ranks without a session;
+               a line says how many more such ranks there are
   WAITING FOR  the ranks there that the step or operation in progress waits for
 
 Jobs elsewhere have ranks here, but another node's daemon coordinates them; ask that daemon for
@@ -139,10 +140,10 @@ Ranks (with --job):
   NODE         for a rank on another node the other columns are "-": ask its own daemon
   INCARNATION  number of the session; a rank that joins again gets a new one
   PID          "unknown": a process in another PID namespace
-  STATE        live; left: it has called Leave or LeaveAndStay; finished: it has called Finish;
-               both wait for the other ranks; loading: it replaces a lost session, and does not
-               have the state of the model yet; healing: it replaces a lost session, and takes
-               part in steps, but not yet in operations
+  STATE        live. left: it has called Leave or LeaveAndStay, and waits for the other ranks.
+               finished: it has called Finish, and waits likewise. loading: it replaces a lost
+               session, and does not have the state of the model yet. healing: it replaces a lost
+               session, and takes part in steps, but not yet in operations
   ARENA        host memory of its buckets and broadcasts; ON GPUS: its memory there
 
 Examples:

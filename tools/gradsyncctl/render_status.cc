@@ -250,7 +250,7 @@ std::string RenderStatus(const v1::GetStatusResponse& status, bool with_ranks, L
                    status.reduce_threads() == 1 ? " reduce thread" : " reduce threads", " (",
                    Printable(status.simd()), "), arenas ", FormatBytes(status.arena_bytes()), "\n");
   if (!status.peer_address().empty()) {
-    absl::StrAppend(&text, "node ", Printable(status.node_name()), ", heard by other nodes at ",
+    absl::StrAppend(&text, "node ", Printable(status.node_name()), ", listens for other nodes at ",
                     Printable(status.peer_address()), "\n");
   }
   const bool no_jobs = status.jobs().empty() && status.remote_jobs().empty();

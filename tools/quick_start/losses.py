@@ -24,7 +24,7 @@ class Loss:
       pid: of the killed process.
       step: that was running, about.
       killed_s: when.
-      known_s: when the daemon said so; None: it was replaced faster than it was asked.
+      known_s: when the daemon said that it was lost; None: it was back before the next question.
       joined_s: when the new process was in the job; None: not yet.
       back_s: when its first step was complete; None: not yet.
       new_pid: of the new process; 0: there is none yet.

@@ -6,10 +6,10 @@ gradient is there. What happens to it then depends on the backend:
   nccl, gloo   when every rank has handed bucket b over, and b-1 has been issued, an all-reduce over
                a ring of all ranks
   gradsync     when every rank of a node has handed it over, the node's reduce threads combine them
-               in memory; with several nodes one exchange per node follows, in index order, and the
-               reduce threads write the average back, chunk by chunk: all but the first chunk's sum
-               and the last one's way back go on beside the exchange. A commit round trip ends the
-               step
+               in memory. With several nodes one exchange per node follows, in index order, and the
+               reduce threads write the average back. Both go chunk by chunk: the first chunk is
+               summed before the exchange, the last one is written back after it, and all other work
+               of the reduce threads runs beside it. A commit round trip ends the step
 
 Queues: a node's reduce threads serve one bucket at a time, a lane carries one collective at a time,
 and the links (all nodes' at once, since a ring moves in step; both directions at once) one transfer

@@ -89,8 +89,9 @@ class _JobPlan:
     Attributes:
       uid: its user.
       flags: of innocent.cc.
-      steps: that are measured; twenty or five of them are slower than p99. A fast job runs more,
-        so that all take about as long: seconds. An attacker's sessions end after 40 s.
+      steps: that are measured: 2000 or 500, so twenty or five of them are slower than p99. A fast
+        job runs more, so that all jobs take about equally long: seconds. An attacker's sessions end
+        after 40 s.
       across: whether its second rank is on the other node.
     """
 

@@ -126,7 +126,7 @@ struct SessionOptions {
   absl::Duration hold_timeout = absl::ZeroDuration();
   Divisor divisor = Divisor::kLiveRanks;
   // A step that is not decided this long after its first MarkReady is void on every rank. Zero: the
-  // daemon's default, 30 min.
+  // daemon's option step_timeout, 30 min unless it is set.
   absl::Duration step_timeout = absl::ZeroDuration();
   // How long Join tries again while no daemon listens, while the coordinator cannot be reached or,
   // with kHold, while another session has the rank: the daemon may start after the trainer, and a
@@ -421,8 +421,8 @@ class Layout {
   virtual absl::Status AbandonStep(std::uint64_t step, std::string_view reason) = 0;
 
   // On a GPU: work that is enqueued on `stream` after this call runs when the bucket, or every
-  // bucket, is reduced. The value is provisional, as in WaitBucket. Call it after MarkReady; the
-  // reduction may already be done.
+  // bucket, is done. In a void step that releases the stream, too. The value is provisional, as in
+  // WaitBucket. Call it after MarkReady; the bucket may already be done.
   //   INVALID_ARGUMENT     UNKNOWN_BUCKET.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: the bucket was not marked ready, so the stream might
   //                        wait forever. STALE_STEP.
@@ -585,9 +585,10 @@ class Session {
   // mark of a step (MarkReady, EndStep or FinishStep) until WaitStep has returned the verdict, nor
   // while Leave or Finish waits. In that time a thread of the library may read it, while this rank
   // waits or is between its EndStep and the wait. It reads the state on every rank to hash it, and
-  // on one rank also to copy it. WaitStep, WaitBucket, AbandonStep, Leave, Finish and the
-  // destructors return only when the reading has stopped, at most 100 ms after their answer. If
-  // TrainerState::Read itself is running, they also wait for its return, at most 10 s.
+  // on one rank also to copy it. These return only when the reading has stopped, at most 100 ms
+  // after their answer: WaitStep, WaitBucket, AbandonStep, ConfirmState, Broadcast, AllReduce,
+  // ServeState, PauseState, Leave, Finish and the destructors. If TrainerState::Read itself is
+  // running, they also wait for its return, at most 10 s.
 
   // Sets where this rank's state is. Null: this rank serves it no more. Returns when nothing reads
   // the previous source any more.
@@ -660,8 +661,8 @@ class Session {
   //   INVALID_ARGUMENT     MALFORMED: `root` is not below the world size.
   virtual absl::Status Broadcast(void* data, std::size_t bytes, std::uint32_t root,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;
-  // Reduces `count` elements of `data` in place, in rank order. They must fit into the staging
-  // memory, 32 MiB by default.
+  // Reduces `count` elements of `data` in place: each node's ranks in order, then the nodes. They
+  // must fit into the staging memory, 32 MiB by default.
   //   INVALID_ARGUMENT     MALFORMED: they do not fit, or `dtype` does not have this `op`.
   virtual absl::Status AllReduce(void* data, std::size_t count, DataType dtype, ReduceOp op,
                                  absl::Duration timeout = absl::Minutes(30)) = 0;

@@ -121,7 +121,7 @@ typedef enum gradsync_data_type {
 /* In every option below, 0 means the default. Integers, minimum and maximum are allowed only with
  * explicit buckets in host memory, and with gradsync_all_reduce(). */
 typedef enum gradsync_reduce_op {
-  GRADSYNC_SUM = 1,     /* in rank order; integers wrap around */
+  GRADSYNC_SUM = 1,     /* each node's ranks in order, then the nodes; integers wrap around */
   GRADSYNC_AVERAGE = 2, /* default */
   GRADSYNC_MIN = 3,     /* NaN if an element is NaN; -0 is less than +0 */
   GRADSYNC_MAX = 4      /* the same */
@@ -181,7 +181,7 @@ typedef struct gradsync_session_options {
   uint32_t world_size;     /* required; at least 1 */
   int32_t on_rank_loss;    /* gradsync_loss_policy_t */
   int32_t divisor;         /* gradsync_divisor_t */
-  int64_t step_timeout;    /* 0: the daemon's default, 30 min */
+  int64_t step_timeout;    /* 0: the daemon's option step_timeout, 30 min unless it is set */
   int64_t connect_timeout; /* 0: 60 s; negative: do not wait */
   /* "host" or "host:port" of the daemon on rank 0's node, the same on every rank; NULL: every rank
    * is on this node. */
@@ -380,7 +380,7 @@ GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_finish_step_on_stre
     gradsync_layout_t* layout, uint64_t step, const uint8_t* used, void* const* streams,
     size_t stream_count);
 /* Work that is enqueued on `stream` after this call runs when the bucket, or
- * GRADSYNC_EVERY_BUCKET, is reduced, whether the step is complete or void. */
+ * GRADSYNC_EVERY_BUCKET, is done, whether the step is complete or void. */
 GRADSYNC_EXPORT GRADSYNC_MUST_USE gradsync_error_t* gradsync_wait_on_stream(
     gradsync_layout_t* layout, uint64_t step, size_t bucket, void* stream);
 /* Device address of a float: 0 if the step is complete, 1 if it is void, as optimizers take
@@ -456,8 +456,9 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
  * The other ranks' state must not change from their first mark of a step (gradsync_mark_ready(),
  * gradsync_end_step() or gradsync_finish_step()) until gradsync_wait_step() has returned the
  * verdict, nor while gradsync_session_leave() or gradsync_session_finish() waits. In that time the
- * library may read it during this rank's waits. These calls return only when the reading has
- * stopped, at most 100 ms later: gradsync_wait_step(), gradsync_wait_bucket(),
+ * library may read it while this rank waits, or between its gradsync_end_step() and the next wait.
+ * These calls return only when the reading has stopped, at most 100 ms after they have their
+ * answer: gradsync_wait_step(), gradsync_wait_bucket(),
  * gradsync_abandon_step(), gradsync_confirm_state(), gradsync_broadcast(), gradsync_all_reduce(),
  * gradsync_serve_state(), gradsync_pause_state(), gradsync_session_leave(),
  * gradsync_session_finish(), gradsync_layout_destroy() and gradsync_session_destroy(). If read()

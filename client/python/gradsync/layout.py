@@ -130,8 +130,9 @@ class Layout:
     def set_position(self, epoch: int, batch: int) -> None:
         """Says where this rank is in its data, for the next step that it begins.
 
-        If ranks give different positions in one step, the session of the later rank ends:
-        `FailedPreconditionError`, reason POSITION_MISMATCH, which names both.
+        If ranks give different positions in one step, the session of the one that gave
+        its position last ends: `FailedPreconditionError`, reason POSITION_MISMATCH, which names
+        both.
 
         Args:
           epoch: from 0.
@@ -184,8 +185,8 @@ class Layout:
     ) -> None:
         """Says that every gradient of the bucket is written; never blocks.
 
-        From now until the bucket is reduced it belongs to the daemon, also if the step becomes
-        void. With on_rank_loss="hold" it is then read-only until the verdict: see wait_bucket().
+        From now until the bucket is done it belongs to the daemon, also if the step becomes void.
+        With on_rank_loss="hold" it is then read-only until the verdict: see wait_bucket().
 
         Raises:
           InvalidArgumentError: UNKNOWN_BUCKET; or the layout is on a GPU.
@@ -381,8 +382,8 @@ class Layout:
           InvalidArgumentError: UNKNOWN_BUCKET.
           AbortedError: the step is void.
           DeadlineExceededError: WAIT_TIMEOUT: names the late ranks. The step continues.
-          FailedPreconditionError: STALE_STEP: the step's verdict is not kept any more; the last one
-            is, on a GPU the last two. PROTOCOL_VIOLATION: the step is beyond next_step.
+          FailedPreconditionError: STALE_STEP: the step was decided too long ago. The last verdict
+            is kept, on a GPU the last two. PROTOCOL_VIOLATION: the step is beyond next_step.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         handle = self._handle

@@ -46,7 +46,7 @@ class SessionOptions:
         before the job ends; None: 10 min.
       divisor: what averages are divided by: "live_ranks" or "world".
       step_timeout: seconds from a step's first mark_ready() until the step is void on every rank;
-        None: the daemon's default, 30 min.
+        None: the daemon's option step_timeout, 30 min unless it is set.
       connect_timeout: seconds to try again while no daemon listens, while the coordinator cannot be
         reached, and with "hold" while another process has the rank; None: 60 s; 0: one attempt.
       coordinator: "host" or "host:port" of the daemon on rank 0's node, the same on every rank; ""

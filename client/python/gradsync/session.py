@@ -402,9 +402,9 @@ class Session:
             others have; names the first item. STATE_REFUSED: `read` raised. Both end the session,
             and the others wait for another replacement. PROTOCOL_VIOLATION: call serve_state() and
             fetch_state() first.
-          DeadlineExceededError: WAIT_TIMEOUT, which can be repeated. STATE_UNAVAILABLE: the
-            time-out of fetch_state() has passed, or this call came later than 2 min after it (and
-            1 s more per 100 MB); call fetch_state() again.
+          DeadlineExceededError: WAIT_TIMEOUT: call it again. STATE_UNAVAILABLE: the time-out of
+            fetch_state() has passed, or this call came more than 2 min (plus 1 s per 100 MB) after
+            fetch_state() had returned; call fetch_state() again.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.FOREVER)
@@ -503,7 +503,7 @@ class Session:
         op: str = "average",
         timeout: Optional[float] = None,
     ) -> None:
-        """Reduces a small tensor in place, in rank order.
+        """Reduces a small tensor in place: each node's ranks in order, then the nodes.
 
         Args:
           buffer: writable and contiguous, of any shape, with the same number of elements on every

@@ -98,7 +98,7 @@ class StepResult:
         return math.sqrt(sum(bucket.sum_of_squares for bucket in self.stats))
 
     def divided_by(self, divisor: int) -> StepResult:
-        """This result for averages that the caller has scaled to sums divided by `divisor`."""
+        """This result with another divisor, for a caller that has rescaled the averages to it."""
         square = (self.divisor / divisor) ** 2
         result = dataclasses.replace(self, divisor=divisor)
         result.__dict__["stats"] = tuple(

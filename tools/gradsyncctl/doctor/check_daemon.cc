@@ -19,8 +19,8 @@ namespace gradsync {
 namespace {
 
 constexpr char kShowGpusToDaemon[] =
-    "show gradsyncd the GPUs: under systemd deploy/systemd/gpu.conf (PrivateDevices=yes hides "
-    "them), in a container the trainers' GPUs (NVIDIA_VISIBLE_DEVICES)";
+    "show gradsyncd the GPUs: under systemd install deploy/systemd/gpu.conf (PrivateDevices=yes "
+    "hides them); in a container set NVIDIA_VISIBLE_DEVICES to the trainers' GPUs";
 
 // Empty if somebody listens there, else why not.
 std::string WhyUnreachable(const std::string& address, absl::Duration timeout) {
@@ -79,7 +79,7 @@ void CheckDaemonsGpus(const v1::CudaStatus& cuda, std::size_t gpus, Findings* fi
     return AddWarning(
         "daemon's GPUs",
         absl::StrCat("no NCCL, so that a job's ranks here must share one GPU: ", cuda.nccl_error()),
-        "install NCCL 2.19 or newer where the daemon's loader finds it, or name it: "
+        "install NCCL 2.19 or newer where the daemon's loader finds it, or set gradsyncd's option "
         "nccl_library",
         findings);
   }

@@ -78,7 +78,8 @@ void CheckNccl(const DoctorSubject& subject, std::size_t gpus, Findings* finding
   if (gpus == 0) return AddOk("NCCL", "not needed without a GPU", findings);
   const Library nccl = Open(subject.nccl_library, "ncclGetVersion");
   const char* const remedy =
-      "install NCCL 2.19 or newer where the loader finds it, or name it: nccl_library";
+      "install NCCL 2.19 or newer where the loader finds it, or set gradsyncd's option "
+      "nccl_library";
   const char* const without = ": a job's ranks on this node must share one GPU";
   if (!nccl.error.empty()) {
     if (gpus == 1) return AddOk("NCCL", "none; a single GPU needs none", findings);
@@ -199,7 +200,7 @@ void CheckMps(const DoctorSubject& subject, std::size_t gpus, const DaemonProces
           "run gradsyncd as the trainers' user",
           findings);
     case MpsServer::kUnseen:
-      return AddWarning("MPS", "on; from here it cannot be seen whether for several users",
+      return AddWarning("MPS", "on; this process cannot see whether it serves several users",
                         "start it with -multiuser-server: the daemon runs as another user",
                         findings);
   }

@@ -120,9 +120,13 @@ def parse(words: Sequence[str]) -> Options:
     given = parser.parse_args(words)
     if given.nnodes == 1:
         if given.node_rank:
-            parser.error(f"--node-rank {given.node_rank} needs --nnodes {given.node_rank + 1}")
+            parser.error(
+                f"--node-rank {given.node_rank} needs --nnodes, {given.node_rank + 1} or more"
+            )
     elif given.standalone:
-        parser.error(f"--standalone is a job on one node; --nnodes is {given.nnodes}")
+        parser.error(
+            f"--standalone is a job on one node, but --nnodes is {given.nnodes}; leave one out"
+        )
     elif given.node_rank is None or given.master_addr is None:
         parser.error(
             f"--nnodes {given.nnodes} needs --node-rank (0 to {given.nnodes - 1}, another on each "
@@ -210,7 +214,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--max-restarts", "of each rank that fails; default 0", _count(0, _MOST_RESTARTS), "N", 0)
     add("--shutdown-timeout", "seconds until ranks are killed; default 30", _seconds, "S", 30.0)
     add("--standalone", "one node, which is the default")
-    add("--no-python", "SCRIPT is a program, not Python's")
+    add("--no-python", "SCRIPT is a program; run it without Python")
     parser.add_argument("-m", "--module", action="store_true", help="SCRIPT is a Python module")
     for name, has_value in _TORCHRUNS_OWN.items():
         nargs = None if has_value else 0

@@ -217,9 +217,9 @@ class Launch:
         names = ", ".join(f"{p.name} (pid {p.pid})" for p in left)
         pids = ",".join(str(p.pid) for p in left)
         self._output.say(
-            f"still there after SIGKILL: {names}. It waits in the kernel, mostly for a disk or a "
-            f"GPU; 'ps -o pid,stat,wchan:40 -p {pids}' says where. Mend that, or restart the "
-            "machine"
+            f"still there after SIGKILL: {names}. Such a process waits in the kernel, mostly for a "
+            f"disk or a GPU; 'ps -o pid,stat,wchan:40 -p {pids}' says where. Mend that, or restart "
+            "the machine"
         )
         return False
 

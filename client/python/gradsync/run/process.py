@@ -81,7 +81,7 @@ class Process:
         self.told_to_end = False
 
     def tell(self, number: int, ends: bool = True) -> None:
-        """Sends it a signal, if it runs. What it has started gets SIGKILL only.
+        """Sends it a signal, if it runs. Processes that it has started get the signal if SIGKILL.
 
         A rank's helpers, such as DataLoader workers, stay: the rank may still need them.
         """

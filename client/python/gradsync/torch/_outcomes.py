@@ -37,8 +37,8 @@ class Outcomes:
 
     Attributes:
       step: the one that runs; None if there is none.
-      by_world: whether averages divide by the world size, or else by the ranks that take part;
-        None: as the session does.
+      by_world: True: averages divide by the world size. False: by the ranks that take part. None:
+        as the session does.
       broadcast_buffers: whether each step ends with the buffers of the lowest live rank everywhere.
       verdicts: of the steps.
     """

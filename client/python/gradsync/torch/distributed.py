@@ -248,8 +248,8 @@ class DistributedDataParallel(PyTorchDdp):
         take part again. For several wrapped modules use `gradsync.torch.join`.
 
         Args:
-          divide_by_initial_world_size: whether averages divide by the world size also when some
-            ranks have finished, or else by the ranks that have data.
+          divide_by_initial_world_size: True: averages divide by the world size, also when some
+            ranks have finished. False: by the number of ranks that still have data.
           enable: False makes the context do nothing.
           throw_on_early_termination: whether every rank gets a RuntimeError when the first one has
             no more data: that rank at the context's end, the others at their next forward pass.
