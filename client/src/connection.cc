@@ -218,7 +218,8 @@ void Connection::OnStreamEnd(const StreamEnd& end) {
         status = MakeError(code, reason::kProtocolViolation,
                            absl::StrCat("what listens at ", options_.socket,
                                         " is no gradsyncd of this release: ", end.message,
-                                        "; check GRADSYNC_SOCKET, or upgrade the older of both"),
+                                        "; check GRADSYNC_SOCKET, or install gradsyncd and this "
+                                        "library from one release"),
                            Fields());
         break;
       default:

@@ -117,8 +117,10 @@ absl::Status CudaDriver::Check(CUresult result, absl::string_view call) const {
     case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
     case CUDA_ERROR_SYSTEM_NOT_READY:
     case CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE:
-      return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,
-                   "; check CUDA_VISIBLE_DEVICES, and run gradsyncctl doctor");
+      // Uninitialized() says more of cuInit.
+      return error(
+          absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,
+          call == "cuInit" ? "" : "; check CUDA_VISIBLE_DEVICES, and run gradsyncctl doctor");
     case CUDA_ERROR_MPS_CONNECTION_FAILED:
     case CUDA_ERROR_MPS_SERVER_NOT_READY:
       return error(absl::StatusCode::kFailedPrecondition, reason::kGpuUnusable,

@@ -34,8 +34,8 @@ absl::StatusOr<Sockets> OpenSockets(const Options& options) {
         sd_is_socket(grpc_fd, AF_UNIX, SOCK_STREAM, 1) <= 0 ||
         sd_is_socket(side_fd, AF_UNIX, SOCK_SEQPACKET, 1) <= 0) {
       return absl::InvalidArgumentError(
-          "LISTEN_FDS: expected two listening Unix sockets, a stream socket and then a seqpacket "
-          "socket, with LISTEN_FDNAMES=grpc:fd; correct gradsyncd's socket units");
+          "LISTEN_FDS: expected two listening Unix sockets: a stream socket, named grpc in "
+          "LISTEN_FDNAMES, and a seqpacket socket, named fd; correct gradsyncd's socket units");
     }
     return Sockets{ListeningSocket::Adopt(grpc_fd), ListeningSocket::Adopt(side_fd)};
   }

@@ -24,10 +24,11 @@ absl::Status ArenaQuota::Take(const Tenant& user, std::uint64_t bytes) {
   const std::uint64_t held = found == held_.end() ? 0 : found->second;
   // held <= the quota, so the subtraction cannot wrap, whatever `bytes` is.
   if (bytes > bytes_per_user_ - held) {
-    return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                     absl::StrCat("user ", user.Text(), " asks for ", bytes, " bytes of ", what_,
-                                  " and holds ", held, " of a quota of ", bytes_per_user_, " (",
-                                  option_, "): release layouts, end sessions, or raise the quota"));
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("user ", user.Text(), " asks for ", bytes, " bytes of ", what_, " and holds ",
+                     held, " of a quota of ", bytes_per_user_, " (", option_,
+                     "): ask for less, end other jobs of this user, or raise the quota"));
   }
   if (bytes > 0) held_[user] = held + bytes;
   return absl::OkStatus();

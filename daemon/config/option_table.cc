@@ -255,12 +255,12 @@ std::vector<OptionEntry> MakeTable() {
             "Serve user id 65534. All users of a foreign user namespace appear under this id and "
             "cannot be distinguished, so set require_token too.",
             "true"}),
-      Bool(
-          &Options::pod_root_sees_all,
-          {"pod_root_sees_all", kIdentity,
-           "Show root and the daemon's own user in any pod of Kubernetes every job and user of the "
-           "node. Otherwise root sees those of its own pod there. On the node itself both see all.",
-           "true"}),
+      Bool(&Options::pod_root_sees_all,
+           {"pod_root_sees_all", kIdentity,
+            "In any pod of Kubernetes, show root and the daemon's own user every job and user of "
+            "the "
+            "node. Otherwise root sees only those of its pod. On the node itself both see all.",
+            "true"}),
 
       Count(&Options::reduce_threads, 0, 256,
             {"reduce_threads", kReduction,

@@ -61,7 +61,8 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
         MakeError(absl::StatusCode::kPermissionDenied, reason::kCoordinatorRefused,
                   absl::StrCat("this node's daemon may not connect to a coordinator at ", text,
                                ": its peer_coordinators do not list that host and port. Correct "
-                               "coordinator or MASTER_ADDR, or add it to peer_coordinators"),
+                               "coordinator or MASTER_ADDR, or add host and port to "
+                               "peer_coordinators"),
                   {{field::kJob, request.key.job_id}, {field::kAddress, text}}));
   }
   const Tenant user(request.key.uid, request.pod);

@@ -56,10 +56,11 @@ absl::StatusOr<std::uint64_t> SessionTable::Admit(const ClientProcess& process,
     return MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("world_size ", request.world_size,
-                     ": every rank is on this node, and quota_sessions_per_user allows ",
+                     ": without peer_listen every rank is on this node, and "
+                     "quota_sessions_per_user allows ",
                      policy_.quota_sessions_per_user,
-                     " sessions: start fewer ranks, raise the quota, or, if ranks are on other "
-                     "nodes, set peer_listen in gradsyncd and give coordinator"));
+                     " sessions: start fewer ranks or raise the quota. If ranks are on other "
+                     "nodes, set gradsyncd's option peer_listen and the trainers' coordinator"));
   }
   MutexLock lock(&mutex_);
   if (draining_) {

@@ -80,7 +80,8 @@ inline constexpr Reason kVersion("VERSION");
 // INVALID_ARGUMENT, FAILED_PRECONDITION. An argument, an option, an environment variable or a
 // message is not valid. A call of the client library; the session if the daemon finds it.
 inline constexpr Reason kMalformed("MALFORMED");
-// RESOURCE_EXHAUSTED. The system has no more memory or threads for this process. A call.
+// RESOURCE_EXHAUSTED. The system has no more memory or threads for this process. A call; the
+// session if FetchState has too little for the state of the model.
 inline constexpr Reason kMemory("MEMORY");
 // RESOURCE_EXHAUSTED. This process, or the daemon, has as many open files as its limit allows. A
 // call.

@@ -348,7 +348,7 @@ ISOLATED_TEST(GpuQuota, RefusesArenasBeyondTheQuotaAndCountsFreedOnes, MachineWi
   EXPECT_EQ(ErrorReason(refused.status()), "QUOTA");
   EXPECT_THAT(std::string(refused.status().message()),
               HasSubstr("GPU memory and holds 0 of a quota of 8388608 (quota_gpu_bytes_per_user): "
-                        "release layouts"));
+                        "ask for less"));
   EXPECT_EQ(node.Status().arena_bytes(), 0u);
   for (int life = 0; life < 3; ++life) {
     const auto layout = session->RegisterLayout(SpecOf(7 * kMebibyte));

@@ -285,7 +285,7 @@ TEST_F(CoordinatorLinkTest, ACoordinatorThatDoesNotReadEndsTheLinkAtTheUsersQuot
   EXPECT_EQ(DetailsOf(ends[0].status).reason, "COORDINATOR_LOST");
   EXPECT_THAT(std::string(ends[0].status.message()), HasSubstr("it was disconnected: it left "));
   EXPECT_THAT(std::string(ends[0].status.message()),
-              HasSubstr("of a quota of 4194304 (quota_control_bytes_per_user): release layouts"));
+              HasSubstr("of a quota of 4194304 (quota_control_bytes_per_user): ask for less"));
   executor_.RunAll();
   link_ = nullptr;
   EXPECT_EQ(memory_.total_bytes(), 0u);

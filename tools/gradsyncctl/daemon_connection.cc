@@ -187,10 +187,10 @@ absl::Status DaemonConnection::Translate(const grpc::Status& status) const {
           ": it is overloaded or stopped; look at its log, or allow more time with --timeout "
           "SECONDS"));
     case grpc::StatusCode::UNAVAILABLE:
-      return absl::UnavailableError(absl::StrCat("what listens at ", socket_,
-                                                 " closed the connection (", status.error_message(),
-                                                 "): it is ending, or it is not a gradsyncd; ask "
-                                                 "again, or name its socket with --socket PATH"));
+      return absl::UnavailableError(absl::StrCat(
+          "what listens at ", socket_, " closed the connection (", status.error_message(),
+          "): it is ending, or it is not a gradsyncd; ask "
+          "again, or give gradsyncd's socket with --socket"));
     case grpc::StatusCode::UNIMPLEMENTED:
       return absl::UnimplementedError(
           absl::StrCat("what listens at ", socket_,

@@ -458,12 +458,11 @@ GRADSYNC_EXPORT double gradsync_clip_coefficient(double norm, double max_norm);
  * verdict, nor while gradsync_session_leave() or gradsync_session_finish() waits. In that time the
  * library may read it while this rank waits, or between its gradsync_end_step() and the next wait.
  * These calls return only when the reading has stopped, at most 100 ms after they have their
- * answer: gradsync_wait_step(), gradsync_wait_bucket(),
- * gradsync_abandon_step(), gradsync_confirm_state(), gradsync_broadcast(), gradsync_all_reduce(),
- * gradsync_serve_state(), gradsync_pause_state(), gradsync_session_leave(),
- * gradsync_session_finish(), gradsync_layout_destroy() and gradsync_session_destroy(). If read()
- * itself is running, they also wait for its return, 10 s at most. Session in gradsync/client.h
- * lists the errors. */
+ * answer: gradsync_wait_step(), gradsync_wait_bucket(), gradsync_abandon_step(),
+ * gradsync_confirm_state(), gradsync_broadcast(), gradsync_all_reduce(), gradsync_serve_state(),
+ * gradsync_pause_state(), gradsync_session_leave(), gradsync_session_finish(),
+ * gradsync_layout_destroy() and gradsync_session_destroy(). If read() itself is running, they also
+ * wait for its return, 10 s at most. Session in gradsync/client.h lists the errors. */
 
 /* One part of the state: a parameter, a state of the optimizer and so on. */
 typedef struct gradsync_state_item {

@@ -130,9 +130,8 @@ class Layout:
     def set_position(self, epoch: int, batch: int) -> None:
         """Says where this rank is in its data, for the next step that it begins.
 
-        If ranks give different positions in one step, the session of the one that gave
-        its position last ends: `FailedPreconditionError`, reason POSITION_MISMATCH, which names
-        both.
+        If ranks give different positions in one step, the rank that gave its position last loses
+        its session: `FailedPreconditionError`, reason POSITION_MISMATCH, which names both.
 
         Args:
           epoch: from 0.

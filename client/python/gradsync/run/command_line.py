@@ -121,7 +121,7 @@ def parse(words: Sequence[str]) -> Options:
     if given.nnodes == 1:
         if given.node_rank:
             parser.error(
-                f"--node-rank {given.node_rank} needs --nnodes, {given.node_rank + 1} or more"
+                f"--node-rank {given.node_rank} needs --nnodes {given.node_rank + 1} or more"
             )
     elif given.standalone:
         parser.error(

@@ -81,7 +81,7 @@ class Process:
         self.told_to_end = False
 
     def tell(self, number: int, ends: bool = True) -> None:
-        """Sends it a signal, if it runs. Processes that it has started get the signal if SIGKILL.
+        """Sends it a signal, if it runs. SIGKILL goes to the processes that it started, too.
 
         A rank's helpers, such as DataLoader workers, stay: the rank may still need them.
         """

@@ -18,7 +18,7 @@ from gradsync.run import command_line
         ("--nnodes 2 {script}", "--nnodes 2 needs --node-rank (0 to 1, another on each node)"),
         ("--nnodes 2 --node-rank 0 {script}", "and --master-addr (where node 0 is"),
         ("--nnodes 2 --node-rank 2 --master-addr x {script}", "a number below --nnodes"),
-        ("--node-rank 1 {script}", "--node-rank 1 needs --nnodes, 2 or more"),
+        ("--node-rank 1 {script}", "--node-rank 1 needs --nnodes 2 or more"),
         ("--nnodes 2 --standalone {script}", "--standalone is a job on one node"),
         ("--master-port 65536 {script}", "--master-port takes a number from 1 to 65535"),
         ("--shutdown-timeout -1 {script}", "takes seconds from 0 to 86400, not '-1'"),
