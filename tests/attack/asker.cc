@@ -2,8 +2,8 @@
 //
 //   asker --socket=PATH --patience_ms=N [--uid=N]
 //
-// Asks for health, status and stats, ten times, each question on a new connection. Prints
-// "error=QUESTION: TEXT" for the first one that fails or has no answer after N milliseconds, or
+// Ten times, opens a connection and asks for health, status and stats, all within N milliseconds.
+// Prints "error=QUESTION: TEXT" for the first one that fails or has no answer in time, or
 // "ANSWERED", and ends.
 
 #include <unistd.h>
@@ -48,9 +48,9 @@ int Main(int argc, char** argv) {
   if (!uid.empty() && !BecomeUser(static_cast<uid_t>(std::stoul(uid)))) return 1;
   const absl::Duration patience = absl::Milliseconds(std::stoul(flags["--patience_ms"]));
   for (int i = 0; i < 10; ++i) {
+    auto daemon = DaemonConnection::Open(flags["--socket"], patience);
     for (const auto& [name, ask] : std::vector<std::pair<std::string, Question>>{
              {"health", Health}, {"status", Status}, {"stats", Stats}}) {
-      auto daemon = DaemonConnection::Open(flags["--socket"], patience);
       const absl::Status status = daemon.ok() ? ask(&*daemon) : daemon.status();
       if (status.ok()) continue;
       std::cout << "error=" << name << ": " << status.message() << std::endl;

@@ -43,7 +43,8 @@ class Attacker {
 inline constexpr std::uint64_t kProbeNs = 5'000'000'000 * kScale;
 
 // Runs asker.cc as this user: the test's own, or any user if the test runs as root. Returns what
-// the program says: "ANSWERED", unless a question failed or had no answer after `patience_ns`.
+// the program says: "ANSWERED", unless a question failed, or a connection and its three questions
+// took longer than `patience_ns`.
 std::string Ask(const TestDaemon& daemon, uid_t user, std::uint64_t patience_ns = kProbeNs);
 
 // What innocent.cc measures.
