@@ -48,8 +48,8 @@ absl::Status NoPermission(const std::string& path) {
 }
 
 // connect(), nonblocking but for one wait: until the deadline, for a place in the listener's queue
-// of connections. Sets errno, EAGAIN if there was none. Whoever keeps the queue full must wait in
-// it, too, so a process that waits gets a place. One that only tries now and then may find none.
+// of connections. Sets errno, EAGAIN if there was none. The kernel wakes a process that waits for
+// each place that becomes free. Another process may be faster and take it; then the wait goes on.
 bool ConnectUntil(const FileDescriptor& socket, const sockaddr_un& address, absl::Time deadline) {
   // 0 would be no limit.
   const timeval limit = absl::ToTimeval(std::max(deadline - absl::Now(), absl::Microseconds(1)));

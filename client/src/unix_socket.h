@@ -40,7 +40,7 @@ absl::Status OpenUnixSocket(int type, FileDescriptor* socket);
 enum class Absent : std::uint8_t { kNotYet, kLost };
 
 // Connects to `path`. With kNotYet, retries until the deadline while nobody listens. While too many
-// processes connect at once, waits until the deadline for its turn.
+// processes connect at once, waits until the deadline for a place.
 //   INVALID_ARGUMENT   MALFORMED: the path is too long.
 //   PERMISSION_DENIED  CREDENTIALS: not retried; the message names the socket's owner.
 //   UNAVAILABLE        DAEMON_LOST: until the deadline nobody listened, or the daemon accepted no

@@ -258,8 +258,7 @@ std::vector<OptionEntry> MakeTable() {
       Bool(&Options::pod_root_sees_all,
            {"pod_root_sees_all", kIdentity,
             "In any pod of Kubernetes, show root and the daemon's own user every job and user of "
-            "the "
-            "node. Otherwise root sees only those of its pod. On the node itself both see all.",
+            "the node. Otherwise root sees only those of its pod. On the node itself both see all.",
             "true"}),
 
       Count(&Options::reduce_threads, 0, 256,

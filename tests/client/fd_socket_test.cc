@@ -271,7 +271,7 @@ TEST_F(FdSocketTest, ConnectSaysThatTheDaemonAcceptsNobody) {
 
 // It waits in the kernel: whoever tries now and then finds no place in a queue that others keep
 // full.
-TEST_F(FdSocketTest, ConnectWaitsForItsTurn) {
+TEST_F(FdSocketTest, ConnectWaitsForAPlaceInTheQueue) {
   FullQueue queue(path_);
   FileDescriptor client;
   ASSERT_TRUE(OpenUnixSocket(SOCK_STREAM, &client).ok());
