@@ -38,6 +38,7 @@
 #include "daemon/session/descriptor_quota.h"
 #include "daemon/session/pod_place.h"
 #include "daemon/session/session_table.h"
+#include "daemon/worker/engine_priorities.h"
 #include "daemon/worker/gpu_reducer.h"
 #include "daemon/worker/mps_control.h"
 #include "daemon/worker/worker_supervisor.h"
@@ -189,6 +190,7 @@ struct Daemon::Rooms {
   // These run work of jobs and sessions, so ~Daemon() finishes them before it destroys those.
   std::unique_ptr<HostReducer> reducer;
   TurnGate lane_turns;  // enough at once, so that the lanes of a job do not wait for each other
+  EnginePriorities engine_priorities;
   std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
   std::unique_ptr<FairExecutor> copier;    // copies and unmaps for jobs, which must not wait
   HeapTrimmer trimmer{&worker_reaper};     // before its executor, which runs to the end first
@@ -222,7 +224,7 @@ absl::Status Daemon::Rooms::StartPeers() {
   environment.executor = executor.get();
   environment.clock = &clock;
   environment.make_engine = [this](const EngineSpec& spec) {
-    return MakeEngineProcess(spec, &lane_turns);
+    return MakeEngineProcess(spec, &lane_turns, &engine_priorities);
   };
   environment.descriptors = &descriptors;
   environment.used = [this] { trims.Used(); };

@@ -3,7 +3,8 @@
 
 namespace gradsync::daemon {
 
-absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec, TurnGate* gate) {
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec, TurnGate* gate,
+                                                          EnginePriorities* priorities) {
   EngineOptions options;
   static_cast<EngineSettings&>(options) = spec.settings;
   options.node = spec.node;
@@ -14,7 +15,7 @@ absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec
   options.store = spec.store;
   options.failed = spec.failed;
   options.counted = spec.counted;
-  auto engine = EngineProcess::Connect(options, {}, {gate, spec.user});
+  auto engine = EngineProcess::Connect(options, {}, {gate, priorities, spec.user});
   if (!engine.ok()) return engine.status();
   return *std::move(engine);
 }

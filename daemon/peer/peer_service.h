@@ -20,6 +20,7 @@
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/node_status_source.h"
 #include "daemon/session/descriptor_quota.h"
+#include "daemon/worker/engine_priorities.h"
 
 namespace gradsync::daemon {
 
@@ -103,9 +104,10 @@ class PeerService final : public JobFinder, public NodeStatusSource {
 // `given`, or the host's name if that is empty.
 std::string NodeName(const std::string& given);
 
-// The EngineMaker of the daemon: makes an EngineProcess. Its lanes take their turns at `gate`,
-// which outlives it.
-absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec, TurnGate* gate);
+// The EngineMaker of the daemon: makes an EngineProcess. `gate` and `priorities` share the CPUs
+// between users (EngineUser), and outlive it.
+absl::StatusOr<std::unique_ptr<Engine>> MakeEngineProcess(const EngineSpec& spec, TurnGate* gate,
+                                                          EnginePriorities* priorities);
 
 }  // namespace gradsync::daemon
 

@@ -77,16 +77,17 @@ absl::StatusOr<UniqueFd> KeysFile(const PeerTlsKeys& keys) {
 }  // namespace
 
 EngineProcess::EngineProcess(const EngineOptions& options, EngineMemory memory,
-                             const EngineTurns& turns, std::unique_ptr<SerialExecutor> errors)
+                             const EngineUser& user, std::unique_ptr<SerialExecutor> errors)
     : options_(options),
       memory_(std::move(memory)),
-      turns_(turns.gate, turns.user),
+      user_(user),
+      turns_(user.gate, user.id),
       errors_(std::move(errors)),
       ledger_(options.chunk_bytes, memory_.lane_bytes()) {}
 
 absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(const EngineOptions& options,
                                                                       WorkerProcessOptions process,
-                                                                      const EngineTurns& turns) {
+                                                                      const EngineUser& user) {
   absl::Status status = ValidateEngine(options, options.nodes);
   if (!status.ok()) return status;
   if (options.node >= options.nodes || options.node_names.size() != options.nodes ||
@@ -102,7 +103,7 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(const Engi
   auto errors = SerialExecutor::Start();
   if (!errors.ok()) return errors.status();
   std::unique_ptr<EngineProcess> engine(
-      new EngineProcess(options, *std::move(memory), turns, *std::move(errors)));
+      new EngineProcess(options, *std::move(memory), user, *std::move(errors)));
   status = engine->Start(std::move(process), file->fd());
   if (status.ok()) status = engine->StartLanes();
   if (status.ok()) status = engine->ServeStore();
@@ -155,6 +156,7 @@ absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
   });
   if (!started.ok()) return started.status();
   process_ = *std::move(started);
+  priority_.emplace(user_.priorities, user_.id, [this](int nice) { process_->SetNice(nice); });
   worker::Call call;
   *call.mutable_engine_start() = StartMessage(options_);
   process_->Call(std::move(call), std::move(descriptors), [this](const auto& reply) {
@@ -168,6 +170,7 @@ absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
 }
 
 EngineProcess::~EngineProcess() {
+  priority_.reset();
   // It ends in order, and every call is answered. The last ones may still call it.
   if (process_ != nullptr) process_->Stop();
   turns_.Close();

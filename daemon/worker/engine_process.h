@@ -11,6 +11,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -28,15 +29,17 @@
 #include "daemon/reduce/turn_gate.h"
 #include "daemon/worker/chunk_ledger.h"
 #include "daemon/worker/engine_memory.h"
+#include "daemon/worker/engine_priorities.h"
 #include "daemon/worker/lane_socket.h"
 #include "daemon/worker/worker_process.h"
 
 namespace gradsync::daemon {
 
-// The gate at which the lanes of an engine take their turns, and the user for whom they do.
-struct EngineTurns {
-  TurnGate* gate = nullptr;  // outlives the engine; null: every turn begins at once
-  Tenant user;
+// For whom an engine works, and what shares the CPUs between users. Both outlive the engine.
+struct EngineUser {
+  TurnGate* gate = nullptr;                // the lanes' turns; null: every turn begins at once
+  EnginePriorities* priorities = nullptr;  // null: the process has the daemon's priority
+  Tenant id;
 };
 
 // The daemon's side of an engine process (EngineServer has the other). The process never sees the
@@ -44,7 +47,8 @@ struct EngineTurns {
 // memory, and to scatter it from there. So there is no additional copy. Everything that the process
 // says is checked. A process that breaks the protocol is killed.
 //
-// The lanes of all engines take turns by user while they gather and scatter (TurnGate).
+// The lanes of all engines take turns by user while they gather and scatter (TurnGate). For the
+// rest the processes of a user have the weight of one (EnginePriorities).
 //
 // Thread-safe. Has a thread for each lane, one for errors, and that of the WorkerProcess. Errors,
 // besides those of engine.h:
@@ -56,7 +60,7 @@ class EngineProcess final : public Engine {
   // ENGINE_LOST; the store's; and those of starting a process.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Connect(const EngineOptions& options,
                                                                 WorkerProcessOptions process = {},
-                                                                const EngineTurns& turns = {});
+                                                                const EngineUser& user = {});
   ~EngineProcess() override;
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
@@ -75,7 +79,7 @@ class EngineProcess final : public Engine {
   static constexpr std::size_t kMaxEvents = 1024;
   static constexpr std::size_t kMaxEventBytes = 1 << 20;
 
-  EngineProcess(const EngineOptions& options, EngineMemory memory, const EngineTurns& turns,
+  EngineProcess(const EngineOptions& options, EngineMemory memory, const EngineUser& user,
                 std::unique_ptr<SerialExecutor> errors);
 
   // Starts the process, and makes it begin to connect.
@@ -100,6 +104,7 @@ class EngineProcess final : public Engine {
 
   const EngineOptions options_;
   const EngineMemory memory_;
+  const EngineUser user_;
   TurnGate::Client turns_;                  // closed once the process has ended
   std::unique_ptr<SerialExecutor> errors_;  // calls done() where Submit() must not
 
@@ -115,7 +120,8 @@ class EngineProcess final : public Engine {
 
   std::vector<LaneSocket> lanes_;  // constant after Start()
   std::unique_ptr<WorkerProcess> process_;
-  std::vector<std::thread> threads_;  // by lane
+  std::optional<EnginePriorities::Member> priority_;  // of process_; constant after Start()
+  std::vector<std::thread> threads_;                  // by lane
 };
 
 }  // namespace gradsync::daemon

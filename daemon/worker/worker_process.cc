@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -221,6 +222,13 @@ void WorkerProcess::KillLocked(const absl::Status& why) {
   syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
 }
 
+void WorkerProcess::SetNice(int nice) const {
+  const MutexLock lock(&mutex_);
+  if (has_ended_) return;
+  // A process group of its own: otherwise the kernel sets only the value of the first thread.
+  setpriority(PRIO_PGRP, static_cast<id_t>(pid_), nice);
+}
+
 worker::Pong WorkerProcess::memory() const {
   const MutexLock lock(&mutex_);
   return memory_;
@@ -265,12 +273,12 @@ void WorkerProcess::Watch() {
     }
     WatchLocked(MonotonicNowNs());
   }
-  const std::string how = Reap();
   absl::Status why;
   std::map<std::uint64_t, Answered> unanswered;
   bool stopped;
   {
     const MutexLock lock(&mutex_);
+    const std::string how = Reap();  // it has ended already; from now on its pid may be another's
     has_ended_ = true;
     stopped = stopping_;
     if (why_.ok()) {

@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,6 +26,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/engine/peer_tls_keys.h"
 #include "daemon/reduce/turn_gate.h"
+#include "daemon/worker/engine_priorities.h"
 #include "tests/engine/engine_bucket.h"
 #include "tests/engine/event.h"
 #include "tests/engine/memory_store.h"
@@ -32,13 +36,14 @@
 namespace gradsync::daemon {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class ScriptedEngine {
  public:
   explicit ScriptedEngine(const std::string& script,
                           std::shared_ptr<const PeerTlsKeys> keys = nullptr,
-                          const EngineTurns& turns = {}) {
+                          const EngineUser& user = {}) {
     EngineOptions options = ProcessOptions(2);
     options.keys = std::move(keys);
     options.store = &store_;
@@ -49,7 +54,7 @@ class ScriptedEngine {
     WorkerProcessOptions process;
     process.program = "tests/worker/scripted_engine";
     process.environment = {"SCRIPT=" + script};
-    engine_ = EngineProcess::Connect(options, process, turns);
+    engine_ = EngineProcess::Connect(options, process, user);
   }
 
   MemoryStore store_;
@@ -176,7 +181,7 @@ class WaitingLane : public testing::Test {
   TurnGate gate_{1};
   TurnGate::Client other_{&gate_, Tenant(1)};
   std::unique_ptr<TurnGate::Turn> turn_ = std::make_unique<TurnGate::Turn>(&other_, 1);
-  ScriptedEngine scripted_{"asks", nullptr, {&gate_, Tenant(2)}};
+  ScriptedEngine scripted_{"asks", nullptr, {&gate_, nullptr, Tenant(2)}};
   EngineBucket bucket_{DataType::kFloat32, 1000, 0};
   std::atomic<int> gathers_{0};
 };
@@ -198,6 +203,32 @@ TEST_F(WaitingLane, EndsWithItsProcess) {
   *scripted_.engine_ = nullptr;
   EXPECT_EQ(gathers_, 0);
   EXPECT_EQ(gate_.waiting(), 0u);
+}
+
+std::vector<int> NiceOfThreads(const ScriptedEngine& scripted) {
+  std::vector<int> nice;
+  const std::string tasks = "/proc/" + std::to_string((*scripted.engine_)->pid()) + "/task";
+  for (const auto& entry : std::filesystem::directory_iterator(tasks)) {
+    const auto thread = static_cast<id_t>(std::stoul(entry.path().filename().string()));
+    nice.push_back(getpriority(PRIO_PROCESS, thread));
+  }
+  return nice;
+}
+
+TEST(EngineProcess, AllThreadsHaveThePriorityOfTheUsersEngines) {
+  constexpr char kScript[] = "has another thread";
+  EnginePriorities priorities;
+  const int own = getpriority(PRIO_PROCESS, 0);
+  const ScriptedEngine first(kScript, nullptr, {nullptr, &priorities, Tenant(1)});
+  const ScriptedEngine other(kScript, nullptr, {nullptr, &priorities, Tenant(2)});
+  ASSERT_TRUE(first.engine_.ok() && other.engine_.ok());
+  EXPECT_THAT(NiceOfThreads(first), ElementsAre(own, own));
+  const ScriptedEngine second(kScript, nullptr, {nullptr, &priorities, Tenant(1)});
+  ASSERT_TRUE(second.engine_.ok());
+  const int half = std::min(own + 3, 19);
+  EXPECT_THAT(NiceOfThreads(first), ElementsAre(half, half));
+  EXPECT_THAT(NiceOfThreads(second), ElementsAre(half, half));
+  EXPECT_THAT(NiceOfThreads(other), ElementsAre(own, own));
 }
 
 TEST(EngineProcess, SettingsOfAnotherNodeAreChecked) {

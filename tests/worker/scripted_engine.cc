@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -114,6 +115,7 @@ int Run(const std::string& script) {
       descriptors = std::move(received->descriptors);
       if (script == "dies while nodes connect") return 6;
       if (script == "checks its memory and keys" && !NeverExecuted(descriptors, 2)) return 7;
+      if (script == "has another thread") std::thread([] { pause(); }).detach();
       if (script == "asks for one value") AskForOneValue(socket, 1);
       if (script == "asks for one value twice") AskForOneValue(socket, 2);
       if (script == "asks for too many values") {
