@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 namespace gradsync::daemon {
@@ -15,33 +16,55 @@ constexpr int kMostNice = 19;
 
 }  // namespace
 
-EnginePriorities::Member::Member(EnginePriorities* priorities, const Tenant& user, SetNice set)
-    : priorities_(priorities), user_(user) {
+EnginePriorities::Engine::Engine(EnginePriorities* priorities, const Tenant& user, SetNice set)
+    : priorities_(priorities), user_(user), set_(std::move(set)) {
   if (priorities_ == nullptr) return;
+  nice_ = priorities_->daemon_nice_;
   const MutexLock lock(&priorities_->mutex_);
-  std::list<SetNice>& engines = priorities_->engines_[user_];
-  at_ = engines.insert(engines.end(), std::move(set));
-  priorities_->SetAll(engines);
+  priorities_->engines_[user_].push_back(this);
 }
 
-EnginePriorities::Member::~Member() {
+EnginePriorities::Engine::~Engine() {
   if (priorities_ == nullptr) return;
   const MutexLock lock(&priorities_->mutex_);
   const auto user = priorities_->engines_.find(user_);
-  user->second.erase(at_);
-  priorities_->SetAll(user->second);
-  if (user->second.empty()) priorities_->engines_.erase(user);
+  std::vector<Engine*>& engines = user->second;
+  engines.erase(std::find(engines.begin(), engines.end(), this));
+  priorities_->Look(engines);
+  if (engines.empty()) priorities_->engines_.erase(user);
 }
 
-EnginePriorities::EnginePriorities() : EnginePriorities(getpriority(PRIO_PROCESS, 0)) {}
-
-int EnginePriorities::NiceOf(std::size_t engines) const {
-  const double steps = std::log(static_cast<double>(engines)) / std::log(kWeightFactor);
-  return std::min(kMostNice, daemon_nice_ + static_cast<int>(std::lround(steps)));
+void EnginePriorities::Engine::Work() {
+  if (priorities_ == nullptr) return;
+  const std::uint64_t now_ns = priorities_->NowNs();
+  worked_ns_.store(now_ns, std::memory_order_relaxed);
+  if (now_ns < look_ns_.load(std::memory_order_relaxed)) return;
+  const MutexLock lock(&priorities_->mutex_);
+  priorities_->Look(priorities_->engines_[user_]);
 }
 
-void EnginePriorities::SetAll(const std::list<SetNice>& engines) const {
-  for (const SetNice& set : engines) set(NiceOf(engines.size()));
+EnginePriorities::EnginePriorities() : EnginePriorities(getpriority(PRIO_PROCESS, 0), nullptr) {}
+
+EnginePriorities::EnginePriorities(int daemon_nice, const Clock* clock)
+    : daemon_nice_(daemon_nice), clock_(clock) {}
+
+void EnginePriorities::Look(const std::vector<Engine*>& engines) {
+  const std::uint64_t now_ns = NowNs();
+  const auto works = [now_ns](const Engine* engine) {
+    const std::uint64_t worked_ns = engine->worked_ns_.load(std::memory_order_relaxed);
+    return worked_ns != 0 && now_ns < worked_ns + kRestNs;
+  };
+  const auto working =
+      std::max<std::ptrdiff_t>(1, std::count_if(engines.begin(), engines.end(), works));
+  const double steps = std::log(static_cast<double>(working)) / std::log(kWeightFactor);
+  const int nice = std::min(kMostNice, daemon_nice_ + static_cast<int>(std::lround(steps)));
+  for (Engine* const engine : engines) {
+    const bool rests = !works(engine);
+    engine->look_ns_.store(rests ? 0 : now_ns + kLookNs, std::memory_order_relaxed);
+    if (rests || nice == engine->nice_) continue;
+    engine->nice_ = nice;
+    engine->set_(nice);
+  }
 }
 
 }  // namespace gradsync::daemon

@@ -261,6 +261,7 @@ void EngineProcess::Broadcast(std::vector<std::byte*> buffers, std::size_t bytes
 }
 
 void EngineProcess::SubmitCall(worker::Call call) {
+  priority_->Work();
   const std::uint64_t id = call.engine_exchange().exchange();
   process_->Call(std::move(call), {}, [this, id](const auto& reply) {
     if (reply.ok()) return Answered(id, absl::OkStatus());

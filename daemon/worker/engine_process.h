@@ -35,7 +35,8 @@
 
 namespace gradsync::daemon {
 
-// For whom an engine works, and what shares the CPUs between users. Both outlive the engine.
+// For whom an engine works, and what shares the CPUs between users: `gate` and `priorities` outlive
+// the engine.
 struct EngineUser {
   TurnGate* gate = nullptr;                // the lanes' turns; null: every turn begins at once
   EnginePriorities* priorities = nullptr;  // null: the process has the daemon's priority
@@ -120,7 +121,7 @@ class EngineProcess final : public Engine {
 
   std::vector<LaneSocket> lanes_;  // constant after Start()
   std::unique_ptr<WorkerProcess> process_;
-  std::optional<EnginePriorities::Member> priority_;  // of process_; constant after Start()
+  std::optional<EnginePriorities::Engine> priority_;  // of process_
   std::vector<std::thread> threads_;                  // by lane
 };
 

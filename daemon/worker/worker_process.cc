@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
+#include "daemon/base/logging.h"
 #include "daemon/base/passed_descriptors.h"
 #include "daemon/base/thread.h"
 #include "daemon/worker/worker_error.h"
@@ -225,8 +226,11 @@ void WorkerProcess::KillLocked(const absl::Status& why) {
 void WorkerProcess::SetNice(int nice) const {
   const MutexLock lock(&mutex_);
   if (has_ended_) return;
-  // A process group of its own: otherwise the kernel sets only the value of the first thread.
-  setpriority(PRIO_PGRP, static_cast<id_t>(pid_), nice);
+  // By group, in which it is alone: by process, the kernel would set its first thread only.
+  if (setpriority(PRIO_PGRP, static_cast<id_t>(pid_), nice) == 0 || errno != EPERM) return;
+  LogLimited(LogLevel::kWarning,
+             "the kernel refuses priorities for engines, so a user with many jobs slows others "
+             "down: let the daemon call setpriority, as in deploy/systemd/gradsyncd.service");
 }
 
 worker::Pong WorkerProcess::memory() const {
@@ -273,12 +277,16 @@ void WorkerProcess::Watch() {
     }
     WatchLocked(MonotonicNowNs());
   }
+  // Reaping must not wait while it holds the lock, not even for a debugger.
+  siginfo_t info;
+  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+  }
   absl::Status why;
   std::map<std::uint64_t, Answered> unanswered;
   bool stopped;
   {
     const MutexLock lock(&mutex_);
-    const std::string how = Reap();  // it has ended already; from now on its pid may be another's
+    const std::string how = Reap();  // from now on its pid may be another's
     has_ended_ = true;
     stopped = stopping_;
     if (why_.ok()) {

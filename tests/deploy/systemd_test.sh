@@ -57,6 +57,10 @@ for bad in Colour=red Nice=-100 SystemCallFilter=no_such_call; do
 done
 cp "$TEST_TMPDIR/good" "$service"
 
+# With a higher limit the daemon could not give an engine its own priority back.
+nice=$(sed -n 's/^Nice=//p' "$units/gradsyncd.service")
+grep -qx "LimitNICE=$nice" "$units/gradsyncd.service" || fail "LimitNICE= is not $nice, as Nice= is"
+
 systemd-analyze security --offline=true --threshold=20 --no-pager "$units/gradsyncd.service" \
   >"$TEST_TMPDIR/security" 2>&1 ||
   fail "the sandbox scores above 2.0: $(grep -v '✓' "$TEST_TMPDIR/security")"

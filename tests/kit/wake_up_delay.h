@@ -17,10 +17,10 @@ namespace gradsync {
 // later than d: for a median, one in twenty. So ten wake-ups in a row are all within d with at
 // least the probability `share`.
 //
-// n counts all threads of the machine, an attacker's too: those have the priority of the daemon's,
-// so the kernel gives them their share of the cores whatever the daemon does. n does not excuse a
-// daemon that works for an attacker before it works for a step: meanwhile the step's threads sleep,
-// and n does not count them.
+// n counts all threads of the machine, an attacker's too: those may have the priority of the
+// daemon's, so the kernel gives them their share of the cores whatever the daemon does. n does not
+// excuse a daemon that works for an attacker before it works for a step: meanwhile the step's
+// threads sleep, and n does not count them.
 //
 // `since_ns` is on the clock of NowNs(). Thread-safe. Needs a running googletest program.
 std::uint64_t FairBoundNs(std::uint64_t bound_ns, std::uint64_t since_ns, double share = 1.0);

@@ -8,10 +8,13 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -205,30 +208,62 @@ TEST_F(WaitingLane, EndsWithItsProcess) {
   EXPECT_EQ(gate_.waiting(), 0u);
 }
 
-std::vector<int> NiceOfThreads(const ScriptedEngine& scripted) {
-  std::vector<int> nice;
-  const std::string tasks = "/proc/" + std::to_string((*scripted.engine_)->pid()) + "/task";
-  for (const auto& entry : std::filesystem::directory_iterator(tasks)) {
-    const auto thread = static_cast<id_t>(std::stoul(entry.path().filename().string()));
-    nice.push_back(getpriority(PRIO_PROCESS, thread));
+// An engine process of a user, with two threads and a bucket that it does not finish.
+class NiceEngine {
+ public:
+  NiceEngine(EnginePriorities* priorities, std::uint32_t user)
+      : scripted_("has another thread", nullptr, {nullptr, priorities, Tenant(user)}) {}
+
+  bool Submit() {
+    if (!scripted_.engine_.ok()) return false;
+    (*scripted_.engine_)->Submit(bucket_.exchange());
+    return true;
   }
-  return nice;
+  std::vector<int> NiceOfThreads() const {
+    std::vector<int> nice;
+    const std::string tasks = "/proc/" + std::to_string((*scripted_.engine_)->pid()) + "/task";
+    for (const auto& entry : std::filesystem::directory_iterator(tasks)) {
+      const auto thread = static_cast<id_t>(std::stoul(entry.path().filename().string()));
+      nice.push_back(getpriority(PRIO_PROCESS, thread));
+    }
+    return nice;
+  }
+
+ private:
+  EngineBucket bucket_{DataType::kFloat32, 1000, 0};
+  ScriptedEngine scripted_;
+};
+
+// Whether this process may have a lower nice value again.
+bool MayLowerNice() {
+  const pid_t child = fork();
+  if (child == 0) {
+    const int own = getpriority(PRIO_PROCESS, 0);
+    const bool may =
+        setpriority(PRIO_PROCESS, 0, own + 1) == 0 && setpriority(PRIO_PROCESS, 0, own) == 0;
+    _exit(may ? 0 : 1);
+  }
+  int status = 1;
+  waitpid(child, &status, 0);
+  return status == 0;
 }
 
-TEST(EngineProcess, AllThreadsHaveThePriorityOfTheUsersEngines) {
-  constexpr char kScript[] = "has another thread";
+TEST(EngineProcess, AllThreadsShareTheirUsersWeight) {
   EnginePriorities priorities;
   const int own = getpriority(PRIO_PROCESS, 0);
-  const ScriptedEngine first(kScript, nullptr, {nullptr, &priorities, Tenant(1)});
-  const ScriptedEngine other(kScript, nullptr, {nullptr, &priorities, Tenant(2)});
-  ASSERT_TRUE(first.engine_.ok() && other.engine_.ok());
-  EXPECT_THAT(NiceOfThreads(first), ElementsAre(own, own));
-  const ScriptedEngine second(kScript, nullptr, {nullptr, &priorities, Tenant(1)});
-  ASSERT_TRUE(second.engine_.ok());
   const int half = std::min(own + 3, 19);
-  EXPECT_THAT(NiceOfThreads(first), ElementsAre(half, half));
-  EXPECT_THAT(NiceOfThreads(second), ElementsAre(half, half));
-  EXPECT_THAT(NiceOfThreads(other), ElementsAre(own, own));
+  NiceEngine first(&priorities, 1);
+  NiceEngine other(&priorities, 2);
+  auto second = std::make_unique<NiceEngine>(&priorities, 1);
+  ASSERT_TRUE(first.Submit() && other.Submit());
+  EXPECT_THAT(first.NiceOfThreads(), ElementsAre(own, own));
+  ASSERT_TRUE(second->Submit());
+  EXPECT_THAT(first.NiceOfThreads(), ElementsAre(half, half));
+  EXPECT_THAT(second->NiceOfThreads(), ElementsAre(half, half));
+  EXPECT_THAT(other.NiceOfThreads(), ElementsAre(own, own));
+  second = nullptr;
+  const int then = MayLowerNice() ? own : half;
+  EXPECT_THAT(first.NiceOfThreads(), ElementsAre(then, then));
 }
 
 TEST(EngineProcess, SettingsOfAnotherNodeAreChecked) {
