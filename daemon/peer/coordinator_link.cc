@@ -43,6 +43,11 @@ constexpr char kHarm[] =
     "it sends too many bytes that are no message, or too many or too long headers, or it resets "
     "too many calls";
 
+// A coordinator connects an engine again when nodes have come or gone. Each takes a thread here for
+// a while, so thousands in a row would keep the daemon busy, and late to stop.
+constexpr std::uint64_t kEnginesAtOnce = 64;
+constexpr std::uint64_t kEngineRegainNs = 250'000'000;  // one more
+
 constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 // What a light message may name: more than a node or a worker usually has ranks.
 constexpr int kLightRanks = 64;
@@ -257,6 +262,7 @@ void CoordinatorLink::Take(const v1::AttachResponse& message) {
     case v1::AttachResponse::kRankResponse:
       return OnRankResponse(message.rank_response());
     case v1::AttachResponse::kConnectEngine:
+      if (!MayConnectEngine()) return Break("it connects engines too often");
       return engine_->Connect(message.connect_engine());
     case v1::AttachResponse::kLaunch:
       NoteUse();
@@ -278,6 +284,15 @@ void CoordinatorLink::Take(const v1::AttachResponse& message) {
     case v1::AttachResponse::KIND_NOT_SET:
       return;
   }
+}
+
+bool CoordinatorLink::MayConnectEngine() {
+  const std::uint64_t now_ns = context_.clock->NowNs();
+  MutexLock lock(&mutex_);
+  const std::uint64_t from_ns = std::max(engines_all_at_ns_, now_ns);
+  if (from_ns + kEngineRegainNs > now_ns + kEnginesAtOnce * kEngineRegainNs) return false;
+  engines_all_at_ns_ = from_ns + kEngineRegainNs;
+  return true;
 }
 
 bool CoordinatorLink::Welcomed() {

@@ -156,6 +156,8 @@ class CoordinatorLink final
   void Take(const v1::AttachResponse& message);
   void OnWelcome(const v1::Welcome& welcome);
   bool Welcomed();
+  // Counts a ConnectEngine. False: there were too many.
+  bool MayConnectEngine();
   // Ends the dialing: the ranks that wait get COORDINATOR_REFUSED.
   void Refuse(const std::string& why);
   absl::Status Refused(const std::string& why) const;
@@ -219,6 +221,8 @@ class CoordinatorLink final
   std::uint64_t ticked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // When Tick() has last told the coordinator that this node lives.
   std::uint64_t told_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  // When the coordinator may connect as many engines at once as ever.
+  std::uint64_t engines_all_at_ns_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace gradsync::daemon

@@ -141,6 +141,29 @@ TEST_F(CoordinatorLinkTest, AChannelThatIsNotFreeEndsTheLinkByName) {
               HasSubstr("known because it assigned channel 0 to a layout of rank 1, but"));
 }
 
+// Why the link has ended after so many orders to connect an engine, the last one 250 ms later.
+class ConnectedEngines : public CoordinatorLinkTest {
+ protected:
+  std::string CauseAfter(int engines) {
+    v1::AttachResponse message;
+    message.mutable_connect_engine();  // of no nodes: refused, and counted nevertheless
+    for (int i = 1; i < engines; ++i) link_->OnMessage(message);
+    clock_.Advance(250'000'000);
+    link_->OnMessage(message);
+    link_->OnEnd(absl::OkStatus());
+    const auto ends = sink_->Of<SessionEndMessage>();
+    return ends.size() == 1 ? std::string(ends[0].status.message()) : "it has not ended";
+  }
+};
+
+TEST_F(ConnectedEngines, CoordinatorMayConnectManyAndRegainsOne) {
+  EXPECT_THAT(CauseAfter(65), HasSubstr("the connection to it has ended"));
+}
+
+TEST_F(ConnectedEngines, OneMoreEndsTheLinkByName) {
+  EXPECT_THAT(CauseAfter(66), HasSubstr("it connects engines too often"));
+}
+
 // Otherwise a user's quota would be used up by trainers that have ended long ago.
 TEST_F(CoordinatorLinkTest, ARankWhoseTrainerGivesUpWaitsNoLongerForTheCoordinator) {
   const auto link = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
