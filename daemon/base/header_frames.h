@@ -23,9 +23,11 @@ class HeaderFrames {
   // The most calls that one side may reset between two calls of Forget(). It is more than
   // the 32 that a trainer's connection may have open: a client may reset all of them at once.
   static constexpr std::uint32_t kMostResets = 48;
-  // The most bytes of frames without data that a server may send in that time. An honest one sends
-  // less than a tenth: settings, answers, and a few bytes for each 32 KiB that it reads.
-  static constexpr std::uint32_t kMostBesides = 256 << 10;
+  // The most bytes that are no data in that time: all of a frame but the payload of DATA. For each
+  // message that an honest side sends or reads there are up to 35, so it may have 60,000 messages
+  // in a second. Measured on 2 busy cores: at most 0.19 MB in a second, with 4,000 barriers or
+  // 260,000 buckets of a trainer, or 6,000 messages of a node.
+  static constexpr std::uint32_t kMostBesides = 2 << 20;
 
   // A client's frames, with any number of calls.
   HeaderFrames() = default;
@@ -44,7 +46,7 @@ class HeaderFrames {
   // - more than kMostBytes of headers for a call, or fields that header_fields.h refuses,
   // - too many calls, or too many resets,
   // - trailers of a client: no client of gRPC sends any,
-  // - too many frames without data, from a server.
+  // - too many bytes that are no data.
   bool Take(const char* bytes, std::size_t size) {
     for (const char* const end = bytes + size; bytes != end;) {
       if (const std::size_t rest = static_cast<std::size_t>(end - bytes); skipped_ < kPreface) {
@@ -66,9 +68,9 @@ class HeaderFrames {
 
   // The bytes of headers whose end has not come.
   std::uint32_t unfinished() const { return unfinished_; }
-  // True if calls were reset since the last Forget(), or many frames without data have come.
+  // True if calls were reset since the last Forget(), or many bytes came that are no data.
   bool counts() const { return resets_ > 0 || besides_ > kMostBesides / 4; }
-  // Counts resets and frames without data anew.
+  // Counts resets, and bytes that are no data, anew.
   void Forget() { resets_ = besides_ = 0; }
 
  private:
@@ -89,10 +91,8 @@ class HeaderFrames {
     payload_ = Number(0, 3);
     const std::uint8_t type = frame_[3];
     has_fields_ = type == kHeaders || type == kContinuation;
-    if (of_server_ && (type != kData || payload_ == 0)) {
-      besides_ += static_cast<std::uint32_t>(frame_.size()) + payload_;
-      if (besides_ > kMostBesides) return false;
-    }
+    besides_ += static_cast<std::uint32_t>(frame_.size()) + (type == kData ? 0 : payload_);
+    if (besides_ > kMostBesides) return false;
     if (type == kReset) return ++resets_ <= kMostResets;
     if (!has_fields_) return true;
     if (type == kHeaders) {
@@ -123,7 +123,7 @@ class HeaderFrames {
   std::uint32_t most_headers_ = 0;  // of the connection; 0: any number
   std::uint32_t headers_ = 0;       // that have begun; not counted if any number may
   std::uint32_t resets_ = 0;
-  std::uint32_t besides_ = 0;            // bytes of frames without data; a server's
+  std::uint32_t besides_ = 0;            // bytes that are no data
   std::uint32_t to_skip_ = 0;            // before the fields
   bool has_fields_ = false;              // the frame's payload
   std::uint32_t skipped_ = 0;            // of the connection's preface

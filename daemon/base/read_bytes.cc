@@ -27,7 +27,7 @@ struct Reads {
   std::atomic<std::uint32_t> unfinished{0};
   std::atomic<ino_t> refused{0};  // the last socket that was refused; 0: none
   // These two belong to LimitHeaders(), then to the thread that reads the connection.
-  std::uint64_t counted_ns = 0;  // since when resets and frames without data are counted
+  std::uint64_t counted_ns = 0;  // since when resets and bytes that are no data are counted
   HeaderFrames frames;
 };
 
@@ -49,7 +49,7 @@ bool Names(int descriptor, ino_t socket) {
   return fstat(descriptor, &named) == 0 && S_ISSOCK(named.st_mode) && named.st_ino == socket;
 }
 
-// False: there are too many headers, calls, resets or frames without data.
+// False: there are too many headers, calls, resets or bytes that are no data.
 bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
   // Few reads ask for the time: most connections reset few calls.
   if (reads->frames.counts()) {

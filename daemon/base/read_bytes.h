@@ -18,8 +18,8 @@ namespace gradsync::daemon {
 // has such a count for TCP alone.
 std::uint64_t ReadBytes(int descriptor);
 
-// Limits the headers, calls and resets of an HTTP/2 connection, and a server's frames without data:
-// see header_frames.h. Counts resets and such frames anew every second. If what a read brings
+// Limits the headers, calls, resets, and bytes that are no data, of an HTTP/2 connection: see
+// header_frames.h. Counts resets and such bytes anew every second. If what a read brings
 // exceeds a limit, the connection ends, and the read returns its end instead. Called before the
 // first read. `socket`: the number that fstat() gives for the descriptor's socket (st_ino); not 0.
 // A later socket with the same descriptor has no limit. `frames`: it has taken no bytes yet.

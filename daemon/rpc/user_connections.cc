@@ -143,8 +143,8 @@ bool UserConnections::EndLongHeaders(std::uint64_t now_ns) {
              {{"uid", account_.user},
               {"connections", ended},
               {"why",
-               "their headers are too long, have no end or follow messages, or they reset too "
-               "many calls"}});
+               "their headers are too long, have no end or follow messages, they reset too many "
+               "calls, or they send too much that is no data"}});
   return true;
 }
 

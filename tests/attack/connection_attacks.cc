@@ -326,6 +326,13 @@ void Headers(const Connect& connect, const std::string& method) {
       [](RawHttp2* connection) { return connection->ContinueHeaders(); });
 }
 
+// Sends a session's messages in frames of so many bytes; 0: frames that never become a message.
+void SmallData(const Connect& connect, std::size_t bytes) {
+  WithoutEnd(
+      4, connect, [&](RawHttp2* connection) { return connection->Begin(kSession, ""); },
+      [&](RawHttp2* connection) { return connection->SendSmallData(bytes); });
+}
+
 // Sends a message of 1 GiB slowly: gRPC holds a message whole before it compares its length with
 // the limit.
 void EndlessMessages(const Connect& connect, const std::string& method) {
@@ -505,8 +512,8 @@ void Coordinators(const Target& target, const std::function<void(RawHttp2*)>& ac
 // accepts the next one, also for the same trainer.
 void CoordinatorsShortFloods(const Target& target) {
   Coordinators(target, [](RawHttp2* daemon) {
-    daemon->SendNothings();
-    daemon->SendNothings();
+    // 2.07 MB of them: the connection ends after 2 MiB in a second.
+    for (int i = 0; i < 23; ++i) daemon->SendNothings();
     daemon->Close();
   });
 }
@@ -560,6 +567,8 @@ Attacks ConnectionAttacks() {
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},
+      {"empty_data", {[](const Target& t) { SmallData(ToSocket(t), 0); }}},
+      {"small_data", {[](const Target& t) { SmallData(ToSocket(t), 5); }}},
       {"coordinators_headers", {CoordinatorsHeaders}},
       {"coordinators_short_floods", {CoordinatorsShortFloods}},
       {"coordinators_nothings", {[](const Target& t) {

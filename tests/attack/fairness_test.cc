@@ -32,8 +32,9 @@ std::vector<Case> Cases() {
     cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}, 300});
     cases.push_back({attack, "LargeBuckets", {"--buckets=2", "--count=1048576"}, 150});
   }
-  for (const char* attack : {"broadcasts", "headers", "nothings", "bulk", "side_requests",
-                             "status_flood", "connections", "stall_and_close", "punched_holes"}) {
+  for (const char* attack :
+       {"broadcasts", "headers", "nothings", "empty_data", "small_data", "bulk", "side_requests",
+        "status_flood", "connections", "stall_and_close", "punched_holes"}) {
     cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}, 300});
   }
   // Here the accept loop would be busy, too.

@@ -1,7 +1,7 @@
 // The daemon ends connections that do harm: they open calls and reset them at once, as fast as a
-// client can (CVE-2023-44487), or send headers without end (CVE-2023-33953). So these attacks take
-// little memory, and another user's job goes on. Runs outside Bazel's sandbox: inside it root
-// cannot become another user.
+// client can (CVE-2023-44487), or send headers without end (CVE-2023-33953) or frames with little
+// or no data. So these attacks take little memory, and another user's job goes on. Runs outside
+// Bazel's sandbox: inside it root cannot become another user.
 
 #include <unistd.h>
 
@@ -30,7 +30,8 @@ constexpr std::uint64_t kMostCost = 64 * kMiB;
 
 // Why the daemon ends connections: before gRPC sees what they send, and after.
 constexpr char kRefused[] =
-    "their headers are too long, have no end or follow messages, or they reset too many calls";
+    "their headers are too long, have no end or follow messages, they reset too many calls, or they "
+    "send too much that is no data";
 constexpr char kManyCalls[] = "the user has more open calls than a user may have";
 
 struct Case {
@@ -97,8 +98,9 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"reset_unknown", kRefused, kManyCalls}, Case{"reset_and_close", kRefused, kManyCalls},
         Case{"headers", kRefused}, Case{"slow_headers", kRefused},
         Case{"indexed_headers", kRefused}, Case{"indexed_calls", kRefused},
-        Case{"copied_headers", kRefused}, Case{"trailers", kRefused},
-        Case{"long_headers", kRefused}, Case{"long_unknown_headers", kRefused}),
+        Case{"copied_headers", kRefused}, Case{"trailers", kRefused}, Case{"empty_data", kRefused},
+        Case{"small_data", kRefused}, Case{"nothings", kRefused}, Case{"long_headers", kRefused},
+        Case{"long_unknown_headers", kRefused}),
     [](const auto& one) { return one.param.attack; });
 
 }  // namespace

@@ -231,6 +231,13 @@ bool RawHttp2::SendNothings() {
   return Send(*frames);
 }
 
+bool RawHttp2::SendSmallData(std::size_t bytes) {
+  const std::string frame = Frame(kData, 0, next_stream_ - 2, std::string(bytes, '\0'));
+  std::string frames;
+  for (int i = 0; i < 10'000; ++i) frames += frame;
+  return Send(frames) && DropAnswers();
+}
+
 bool RawHttp2::SendBulk() {
   static const auto* const frames = [] {
     auto* const made = new std::string;
@@ -266,7 +273,10 @@ bool RawHttp2::OpenAndReset(const std::string& path, int calls) {
               Frame(kReset, 0, next_stream_, BigEndian(kCancel, 4));
     next_stream_ += 2;
   }
-  if (!Send(frames)) return false;
+  return Send(frames) && DropAnswers();
+}
+
+bool RawHttp2::DropAnswers() {
   char dropped[1 << 14];
   ssize_t size = 0;
   while ((size = recv(fd_.get(), dropped, sizeof(dropped), MSG_DONTWAIT)) > 0) {

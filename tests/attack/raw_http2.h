@@ -4,6 +4,7 @@
 #ifndef TESTS_ATTACK_RAW_HTTP2_H_
 #define TESTS_ATTACK_RAW_HTTP2_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -69,6 +70,9 @@ class RawHttp2 {
   bool SendNothings();
   // The same, but 1 MiB in 64 long frames.
   bool SendBulk();
+  // Sends 10,000 frames of `bytes` data each for the call that was begun last, however much the
+  // server wants. Then drops what the server has sent.
+  bool SendSmallData(std::size_t bytes);
   // Sends `count` pings at once. Each is answered with 17 bytes.
   bool SendPings(int count);
   // Makes the server answer more than the socket holds, and says that nothing more comes. So the
@@ -78,6 +82,7 @@ class RawHttp2 {
  private:
   RawHttp2(Descriptor connected, const std::string& first);
   bool Send(const std::string& bytes);
+  bool DropAnswers();
 
   Descriptor fd_;
   bool connected_ = false;

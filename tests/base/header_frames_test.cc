@@ -99,24 +99,37 @@ TEST(HeaderFramesTest, ServersHeadersAreLimitedPerConnection) {
   EXPECT_FALSE(take(Frame(kHeaders, kEnd, 1, Headers(300))));
 }
 
-TEST(HeaderFramesTest, ServerMaySendFewFramesWithoutDataAtATime) {
-  constexpr std::uint32_t kFrame = 9;
-  const std::string nothing = Frame(kData, 0, 1, "") + Frame(6, 0, 0, Data(8));
-  HeaderFrames frames = HeaderFrames::OfServer(/*most_calls=*/2), client;
-  const std::uint32_t most = HeaderFrames::kMostBesides / (2 * kFrame + 8);
-  client.Take(kPreface.data(), kPreface.size());
+// Sends `frame` as often as it may within a second, and once more.
+void SendsFewAtATime(HeaderFrames frames, const std::string& frame, std::size_t no_data) {
+  const std::size_t most = HeaderFrames::kMostBesides / no_data;
   for (int second = 0; second < 2; ++second) {
-    for (std::uint32_t i = 0; i < most; ++i) {
-      ASSERT_TRUE(frames.Take(nothing.data(), nothing.size()));
-      ASSERT_TRUE(client.Take(nothing.data(), nothing.size()));
+    frames.Forget();
+    for (std::size_t i = 0; i < most; ++i) {
+      ASSERT_TRUE(frames.Take(frame.data(), frame.size())) << i;
     }
-    const std::string data = Frame(kData, 0, 1, Data(16384));
-    EXPECT_TRUE(frames.Take(data.data(), data.size()));
     EXPECT_TRUE(frames.counts());
-    if (second == 0) frames.Forget();
   }
-  EXPECT_FALSE(frames.Take(nothing.data(), nothing.size()));
-  EXPECT_TRUE(client.Take(nothing.data(), nothing.size())) << "any number";
+  EXPECT_FALSE(frames.Take(frame.data(), frame.size()));
+}
+
+TEST(HeaderFramesTest, EachSideMaySendFewBytesAtATimeThatAreNoData) {
+  HeaderFrames client;
+  ASSERT_TRUE(client.Take(kPreface.data(), kPreface.size()));
+  constexpr std::size_t kFrame = 9;
+  for (const HeaderFrames& side : {client, HeaderFrames::OfServer(/*most_calls=*/2)}) {
+    SendsFewAtATime(side, Frame(6, 0, 0, Data(8)), kFrame + 8);  // a ping
+    SendsFewAtATime(side, Frame(kContinuation, 0, 1, ""), kFrame);
+    SendsFewAtATime(side, Frame(kData, 1, 1, ""), kFrame);
+    SendsFewAtATime(side, Frame(kData, 0, 1, Data(5)), kFrame);
+  }
+}
+
+TEST(HeaderFramesTest, MuchDataPasses) {
+  HeaderFrames client;
+  ASSERT_TRUE(client.Take(kPreface.data(), kPreface.size()));
+  const std::string data = Frame(kData, 0, 1, Data(16384));
+  for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(client.Take(data.data(), data.size()));
+  EXPECT_FALSE(client.counts());
 }
 
 TEST(HeaderFramesTest, ServersHeadersMustEnd) {
