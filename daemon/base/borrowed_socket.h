@@ -37,8 +37,8 @@ class BorrowedSocket {
   // The bytes that were read from the descriptor since this object was made: see read_bytes.h. Once
   // the socket is closed, those of a later socket of its number count, too. Takes no system call.
   std::uint64_t ReadBytes() const;
-  // LimitHeaders() limits the headers of an HTTP/2 connection. It is called before the owner reads
-  // the connection. Headers() says how much of them has come. See read_bytes.h.
+  // LimitHeaders() limits an HTTP/2 connection: see read_bytes.h. It is called before the owner reads
+  // the connection. Headers() says how much of its headers has come.
   void LimitHeaders(const HeaderFrames& frames) const;
   HeaderState Headers() const;
   // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.

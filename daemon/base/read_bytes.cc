@@ -51,7 +51,7 @@ bool Names(int descriptor, ino_t socket) {
 
 // False: there are too many headers, calls, resets or bytes that are no data.
 bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
-  // Few reads ask for the time: most connections reset few calls.
+  // Few reads ask for the time: most connections reset few calls, and bring little but data.
   if (reads->frames.counts()) {
     const std::uint64_t now_ns = MonotonicNowNs();
     if (now_ns >= reads->counted_ns + kCountNs) {

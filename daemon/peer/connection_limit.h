@@ -86,7 +86,7 @@ class ConnectionLimit {
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends connections of which too much was read in vain, or that have had a call with too long
   // headers. Pauses their callers. Returns the other ends of the connections that it has ended, and
-  // of those that have ended because their headers or calls were refused (read_bytes.h).
+  // of those that have ended because of a limit in read_bytes.h.
   std::vector<TcpEnd> EndVain(const VainBytes::Most& most);
   // Ends every connection, and refuses new ones.
   void EndAll();
@@ -146,7 +146,7 @@ class ConnectionLimit {
   // Counts what its connections have brought.
   static std::vector<Sender> SendersOf(Caller* caller);
   static bool IsMuch(const std::vector<Sender>& senders, const SilentBytes& most);
-  // True once, if the connection's headers, calls or resets were refused (read_bytes.h).
+  // True once, if the connection has ended because of a limit in read_bytes.h.
   static bool TakeRefusal(Open* one);
   void ForgetClosedLocked(Callers::value_type* caller) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Also forgets callers that have no connection.

@@ -73,7 +73,7 @@ class DialedSockets {
   // Ends the connections of which too much was read in vain. `all`: the sum over all of the user's
   // coordinators. Returns HasHarmed().
   bool EndHarmful(const VainBytes::Most& most, std::uint64_t all);
-  // True if a connection has ended because of its headers, or in EndHarmful().
+  // True if a connection has ended because of a limit of HeaderFrames, or in EndHarmful().
   bool HasHarmed();
 
  private:

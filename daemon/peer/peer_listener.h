@@ -46,8 +46,8 @@ class PeerListener {
 
   // Accepts nothing while descriptors are scarce. Called before Start(). `quota` outlives it.
   void LimitDescriptors(const DescriptorQuota* quota) { descriptors_ = quota; }
-  // Limits the headers and the calls of each connection: see read_bytes.h. Called before Start(),
-  // and only if connections have no TLS. `most_calls`: not 0.
+  // Limits headers, calls, resets, and bytes that are no data: see read_bytes.h. Called before
+  // Start(), and only if connections have no TLS. `most_calls`: not 0.
   void LimitHeaders(std::uint32_t most_calls) { most_calls_ = most_calls; }
   // Starts to accept. `connected` is called by the listener's thread, and owns the descriptor. The
   // call may last for as long as the other node sends: see EndSlow().

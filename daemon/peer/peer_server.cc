@@ -165,12 +165,12 @@ void PeerServer::EndSilentSenders() {
 
 void PeerServer::EndVain() {
   for (const TcpEnd& end : listener_->EndVain(kMostVain)) {
-    LogLimited(
-        LogLevel::kWarning, "peer port: connection ended",
-        {{"address", end.Text()},
-         {"why",
-          "its caller sends much, and no call or message comes of it, or makes too many calls, "
-          "or a call with too long headers"}});
+    LogLimited(LogLevel::kWarning, "peer port: connection ended",
+               {{"address", end.Text()},
+                {"why",
+                 "its caller sends much, and no call or message comes of it, or too much that is "
+                 "no data, or "
+                 "makes or resets too many calls, or a call with too long headers"}});
   }
 }
 

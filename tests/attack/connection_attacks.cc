@@ -326,7 +326,8 @@ void Headers(const Connect& connect, const std::string& method) {
       [](RawHttp2* connection) { return connection->ContinueHeaders(); });
 }
 
-// Sends a session's messages in frames of so many bytes; 0: frames that never become a message.
+// Sends a session's messages in frames of so many bytes; 0: empty ones, which never become a
+// message.
 void SmallData(const Connect& connect, std::size_t bytes) {
   WithoutEnd(
       4, connect, [&](RawHttp2* connection) { return connection->Begin(kSession, ""); },
@@ -433,8 +434,8 @@ void StallAndClose(const Target& target) {
 }
 
 // Sends 3 GiB of long frames that mean nothing without a pause, lets the daemon read all of it, and
-// goes on. gRPC 1.51 makes room for as much as it has read since its last pause: it takes as much
-// memory, and from 2 GiB on it aborts.
+// goes on. The daemon ends the connection after 2 MiB. Otherwise gRPC 1.51 could make room for as
+// much as it has read since its last pause: it would take as much memory, and abort from 2 GiB on.
 void Bulk(const Target& target) {
   constexpr int kMiB = 3 << 10;
   Repeat(1, [&](int) {
@@ -512,8 +513,8 @@ void Coordinators(const Target& target, const std::function<void(RawHttp2*)>& ac
 // accepts the next one, also for the same trainer.
 void CoordinatorsShortFloods(const Target& target) {
   Coordinators(target, [](RawHttp2* daemon) {
-    // 2.07 MB of them: the connection ends after 2 MiB in a second.
-    for (int i = 0; i < 23; ++i) daemon->SendNothings();
+    // 0.99 MB of them: before its Welcome a coordinator may send 1 MiB in vain.
+    for (int i = 0; i < 11; ++i) daemon->SendNothings();
     daemon->Close();
   });
 }

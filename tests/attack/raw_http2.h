@@ -70,8 +70,8 @@ class RawHttp2 {
   bool SendNothings();
   // The same, but 1 MiB in 64 long frames.
   bool SendBulk();
-  // Sends 10,000 frames of `bytes` data each for the call that was begun last, however much the
-  // server wants. Then drops what the server has sent.
+  // Sends 10,000 frames of `bytes` data each for the call that was begun last, and does not wait
+  // for the server's window. Then drops what the server has sent.
   bool SendSmallData(std::size_t bytes);
   // Sends `count` pings at once. Each is answered with 17 bytes.
   bool SendPings(int count);
