@@ -236,7 +236,7 @@ TEST_F(SessionEndTest, StoppedDaemonDoesNotBlockMarkReady) {
 }
 
 TEST(LeaseTest, AnsweredWhileTheTrainerComputes) {
-  const TestDaemon daemon({"--lease=1s"});
+  const TestDaemon daemon({"--lease=3s"});
   const JobOfThreads job = JoinAll(daemon, 1, nullptr);
   // Meanwhile two trainers that answer no question lose their leases, one after the other.
   for (const std::string silent_job : {"silent", "silent too"}) {

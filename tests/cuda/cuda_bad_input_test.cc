@@ -31,7 +31,7 @@ using testing::UnorderedElementsAre;
 constexpr std::size_t kBuckets = CudaNode::kBuckets;
 constexpr std::size_t kCount = CudaNode::kCount;
 // Long enough for a complete step, even on a busy machine. Each test waits for it several times.
-constexpr int kStepTimeoutMs = kScale == 1 ? 1500 : 3000;
+constexpr int kStepTimeoutMs = kScale == 1 ? 3000 : 5000;
 const absl::Duration kStepTimeout = absl::Milliseconds(kStepTimeoutMs);
 
 // Rank 0 uses the library; rank 1, on the last GPU, is raw. Their layout is ready.

@@ -101,7 +101,8 @@ TEST(KilledDaemon, LeavesCommittedStepsReadable) {
 }
 
 TEST(StoppedDaemon, IsReportedByWaitsThatSucceedAfterItContinues) {
-  TestDaemon daemon({"--lease=1s"});
+  // When the daemon continues, every trainer must answer in time, on a busy machine, too.
+  TestDaemon daemon({"--lease=3s"});
   const auto trainers = JoinedTrainers(daemon, 3);
   ExpectAll(trainers, "register");
   ExpectAll(trainers, "mark 1 0");
@@ -116,10 +117,10 @@ TEST(StoppedDaemon, IsReportedByWaitsThatSucceedAfterItContinues) {
     const Reply reply = trainer->Result();
     EXPECT_EQ(reply.code, "UNAVAILABLE") << reply;
     EXPECT_EQ(reply.reason, "DAEMON_SILENT") << reply;
-    EXPECT_NE(reply.message.find("its lease is 1s"), std::string::npos) << reply;
+    EXPECT_NE(reply.message.find("its lease is 3s"), std::string::npos) << reply;
     std::printf("daemon stop -> error: %.0f ms\n",
                 static_cast<double>(reply.end_ns - cause_ns) / 1e6);
-    EXPECT_LE(reply.end_ns - cause_ns, FairBoundNs(4'000'000'000ull * kScale, cause_ns)) << reply;
+    EXPECT_LE(reply.end_ns - cause_ns, FairBoundNs(8'000'000'000ull * kScale, cause_ns)) << reply;
   }
   // The daemon may or may not have counted this rank's barrier.
   EXPECT_EQ(trainers[2]->Do("barrier").reason, "DAEMON_SILENT");

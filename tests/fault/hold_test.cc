@@ -263,7 +263,7 @@ TEST_F(HoldTest, JobEndsWhenNobodyReplacesTheRankInTime) {
 
 class ShortLeaseTest : public HoldTest {
  protected:
-  ShortLeaseTest() : HoldTest({"--lease=1s"}) {}
+  ShortLeaseTest() : HoldTest({"--lease=3s"}) {}
 };
 
 TEST_F(ShortLeaseTest, StoppedProcessIsKilledAndReplaced) {

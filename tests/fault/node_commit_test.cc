@@ -34,7 +34,7 @@ constexpr std::uint32_t kWorld = 3;
 constexpr std::uint64_t kKnownBoundNs = 1'000'000'000ull * kScale;
 // The time-out of a join during which a daemon is killed. The daemon is not started again within
 // it.
-constexpr int kJoinTimeoutMs = 2'000 * kScale;
+constexpr int kJoinTimeoutMs = 3'000 * kScale;
 
 enum class Party { kCoordinator, kAgent, kRank0, kRank2 };
 constexpr Party kParties[] = {Party::kCoordinator, Party::kAgent, Party::kRank0, Party::kRank2};

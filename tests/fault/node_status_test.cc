@@ -114,8 +114,8 @@ TEST_F(NodeStatusTest, OtherNodeShowsItsRanksAndTheirCoordinator) {
 }
 
 TEST_F(NodeStatusTest, UnreachableCoordinatorIsShown) {
-  const auto trainer = std::make_unique<Trainer>(nodes_.beta(), 0, 2, "job",
-                                                 "coordinator=127.0.0.3:1 connect_timeout_ms=100");
+  const auto trainer =
+      std::make_unique<Trainer>(nodes_.beta(), 0, 2, "job", "coordinator=127.0.0.3:1");
   trainer->Begin(trainer->join());
   EXPECT_TRUE(nodes_.beta().AwaitStatus([](const auto& now) {
     return now.remote_jobs_size() == 1 && !now.remote_jobs(0).connected() &&

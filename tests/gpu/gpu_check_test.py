@@ -254,7 +254,7 @@ def test_hanging_program_is_killed_and_its_facts_are_kept(unpacked, tmp_path):
         "--only",
         "cuda_shared_words,cuda_shared_words with MPS",
         "--limit",
-        "3",
+        "10",
         faults="cuMemHostRegister_v2 1+ hang",
     )
     assert done.returncode == 1

@@ -21,9 +21,9 @@ from typing import Any, Optional
 
 _DAEMON_START_S = 30.0
 _STOP_S = 10.0
-# How long to wait, after one process failed, for what the others say. They do so within
-# milliseconds.
-_LAST_WORDS_S = 3.0
+# How long to wait at most, after one process failed, for what the others say. They do so within
+# milliseconds, but a busy machine may not let them.
+_LAST_WORDS_S = 10.0
 _LINES_KEPT = 12
 _LONGEST_SOCKET_PATH = 107
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -310,6 +310,7 @@ def test_a_session_knows_whether_an_error_has_ended_it(daemon):
         assert not first.ended
         second.close()
         assert second.ended
+        assert first.await_end(60) is not None
         with pytest.raises(gradsync.AbortedError):
             first.barrier()
         assert first.ended

@@ -33,8 +33,8 @@ class Launched:
 
     Args:
       *words: of its command line.
-      script: what every rank runs, with "import os, signal, sys, time" before it; it is written
-        into the folder and stands behind the words.
+      script: what every rank runs, with imports before it; it is written into the folder and stands
+        behind the words. On a busy machine ranks may wait for each other; they do not say so.
       folder: of this test.
       environment: further variables; None removes one.
       stdout: where its standard output goes; default: a pipe for read().
@@ -44,7 +44,10 @@ class Launched:
         variables = {**os.environ, "PYTHONPATH": _PACKAGE, **(environment or {})}
         if script is not None:
             file = folder / "train.py"
-            file.write_text("import os, signal, sys, time\n" + script)
+            file.write_text(
+                "import logging, os, signal, sys, time; "
+                "logging.getLogger('gradsync').setLevel(logging.ERROR)\n" + script
+            )
             words = (*words, file)
         self._deadline = time.monotonic() + _LIMIT_S
         self.process = subprocess.Popen(

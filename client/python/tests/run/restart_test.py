@@ -70,8 +70,11 @@ def model(daemon, tmp_path_factory):
 
 @pytest.fixture
 def impatient_daemon(monkeypatch):
-    """A daemon that takes a trainer for lost when it has said nothing for 2 s."""
-    process = DaemonProcess("--lease=2s")
+    """A daemon that takes a trainer for lost when it has said nothing for 6 s.
+
+    A busy machine stops no trainer for as long.
+    """
+    process = DaemonProcess("--lease=6s")
     monkeypatch.setenv("GRADSYNC_SOCKET", process.socket)
     yield process
     process.close()

@@ -180,11 +180,16 @@ COLLECTIVES = {
 
 def _lose_rank_1(name):
     rank = joined()
-    for _ in range(3):
-        COLLECTIVES[name]()
+
+    def calls(count):
+        for _ in range(count):
+            COLLECTIVES[name]()
+
     if rank == 1:
+        calls(3)
         os.kill(os.getpid(), signal.SIGKILL)
-    return failure_of(COLLECTIVES[name])
+    # Of a collective that goes through Gloo, a rank may learn late that it was complete.
+    return failure_of(lambda: calls(4))
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -235,7 +240,7 @@ def _no_daemon():
     import gradsync.torch  # noqa: F401
 
     def init():
-        dist.init_process_group("gradsync", timeout=datetime.timedelta(seconds=2))
+        dist.init_process_group("gradsync", timeout=datetime.timedelta(seconds=10))
 
     return failure_of(init)
 
@@ -331,7 +336,7 @@ def test_a_quota_of_the_daemon_only_costs_time(monkeypatch):
 
 # What rank 0 says while it waits for rank 1. On a busy machine each rank may say more.
 _LATE_NOTICES = [
-    r"gradsync: rank 0 still waits for the process group after 5s: "
+    r"gradsync: rank 0 still waits for the process group after \S+s: "
     r'rank 1 has not called init_process_group\("gradsync"\)',
     r"gradsync: rank 0 still waits for a collective after \S+s: "
     r"rank 1 has not begun collective 2 \(broadcast of 4 float32, root 1\)",

@@ -267,9 +267,13 @@ test = trials_test(__name__)
 
 
 _COMPILE_AFTER_WRAPPING = """
+import logging
 import sys
 import torch
 import gradsync.torch
+
+# On a busy machine one rank may wait for the other, and say so.
+logging.getLogger("gradsync").setLevel(logging.ERROR)
 
 class Model(torch.nn.Module):
     def __init__(self):
