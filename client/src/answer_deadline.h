@@ -11,8 +11,8 @@
 
 namespace gradsync::client {
 
-// Normally the daemon itself reports that a call's time-out has passed. If it still says nothing
-// after this much more time, it does not answer at all.
+// Normally the daemon itself reports that a call's time-out has passed. If it has not done so after
+// this much more time, the call stops waiting.
 inline constexpr absl::Duration kAnswerPatience = absl::Seconds(2);
 
 // The deadline for the answer to a call with this time-out.

@@ -101,10 +101,10 @@ class JobChannel {
   absl::StatusOr<std::size_t> MoveChunk(std::uint64_t sequence, const Chunk& chunk, std::byte* data,
                                         std::size_t bytes);
   absl::Status Broken(absl::string_view what) const;
-  // Takes the staging memory for an operation that may begin, as soon as no transfer of the model's
-  // state uses it. If the operation is refused, the memory stays as it is: the daemon may still use
-  // it for FetchState, or for an operation that this rank gave up on. The caller gives the memory
-  // back: see StagingTurn.
+  // Waits until an operation may begin and no transfer of the model's state uses the staging
+  // memory. Then takes this memory. If the operation is refused, the memory stays as it is: the
+  // daemon may still use it for FetchState, or for an operation that this rank gave up on. The
+  // caller gives the memory back: see StagingTurn.
   absl::Status AcquireStaging(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refused(absl::string_view what) const;

@@ -15,8 +15,8 @@
 
 namespace gradsync::daemon {
 
-// A value. It knows the socket behind the descriptor, so it does not take a later socket with the
-// same number for this one. Exception: ReadBytes().
+// A value. It remembers the socket, not only the descriptor's number. So it never mistakes a later
+// socket with that number for this one, except in ReadBytes().
 class BorrowedSocket {
  public:
   // Names no socket.
@@ -34,11 +34,12 @@ class BorrowedSocket {
   // True if the other side leaves so much unread that this side should not send now. False if the
   // socket is closed.
   bool IsFull() const;
-  // The bytes that were read from the descriptor since this object was made: see read_bytes.h. Once
-  // the socket is closed, those of a later socket of its number count, too. Takes no system call.
+  // The bytes that were read from the descriptor since this object was made: see read_bytes.h.
+  // After the socket is closed, bytes of a later socket with the same descriptor count, too. Takes
+  // no system call.
   std::uint64_t ReadBytes() const;
-  // LimitHeaders() limits an HTTP/2 connection: see read_bytes.h. It is called before the owner reads
-  // the connection. Headers() says how much of its headers has come.
+  // LimitHeaders() limits an HTTP/2 connection: see read_bytes.h. It is called before the owner
+  // reads the connection. Headers() says how much of its headers has come.
   void LimitHeaders(const HeaderFrames& frames) const;
   HeaderState Headers() const;
   // The bytes that this side of a TCP connection has received so far; 0 if the socket is closed.

@@ -121,7 +121,7 @@ class HeaderFields {
   Kind kind_ = Kind::kIndexed;
   bool huffman_ = false;     // the text is coded
   std::uint8_t digits_ = 0;  // of the number, so far
-  std::uint8_t texts_ = 0;   // of the field, that have not ended
+  std::uint8_t texts_ = 0;   // of the field, still to come
   std::uint32_t number_ = 0;
   std::uint32_t rest_ = 0;     // bytes of the text to come
   std::uint32_t text_ = 0;     // bytes of the field's texts, decoded

@@ -15,25 +15,27 @@ namespace gradsync::daemon {
 // Follows the frames that one side sends (RFC 9113), and limits headers, calls, resets, and bytes
 // that are no data. gRPC 1.51 does not: its limits, 8 KiB of headers for instance, hold only once
 // the other side has acknowledged them. It keeps headers in memory until the last of them has come,
-// and trailers until the call ends. A frame costs it as much time without data as with a little.
-// A value; all bytes of a default one are 0. Not thread-safe.
+// and trailers until the call ends. gRPC spends as much time on a frame without data as on one with
+// a few bytes. A value; all bytes of a default one are 0. Not thread-safe.
 class HeaderFrames {
  public:
-  // An honest call has a few hundred bytes.
+  // The most bytes of headers for a call. An honest call has a few hundred.
   static constexpr std::uint32_t kMostBytes = 8 << 10;
-  // The most calls that one side may reset between two calls of Forget(). It is more than
+  // The most calls that one side may reset between two calls of ForgetResets(). It is more than
   // the 32 that a trainer's connection may have open: a client may reset all of them at once.
   static constexpr std::uint32_t kMostResets = 48;
-  // The most bytes that are no data, between two calls of Forget(): all of a frame but the payload
-  // of DATA. A message of up to 16 KiB costs its sender 9 of them, and its reader up to 26, for two
-  // WINDOW_UPDATEs. So one side may send and read 60,000 messages in a second. Measured on 2 busy
-  // cores, in a second: 0.14 MB of a trainer with 4,000 barriers, 0.18 MB of one with 260,000
-  // buckets, and 0.18 MB of a node with 6,000 messages.
-  static constexpr std::uint32_t kMostBesides = 2 << 20;
+  // The most bytes that are no data at once, and how many one side regains in a second. Data are
+  // the payloads of DATA and of a client's HEADERS; calls have limits of their own. A message of up
+  // to 16 KiB takes 9 other bytes of its sender, and up to 26 of its reader (two WINDOW_UPDATEs).
+  // So one side may send and read 60,000 messages in a second. Measured on 2 busy cores, in a
+  // second: 0.14 MB of a trainer with 4,000 barriers, 0.18 MB of one with 260,000 buckets, and 0.18
+  // MB of a node with 6,000 messages.
+  static constexpr std::uint32_t kMostBesides = 256 << 10;
+  static constexpr std::uint32_t kRegainedBesides = 2 << 20;
 
   // A client's frames, with any number of calls.
   HeaderFrames() = default;
-  // A client's frames. `most_calls`: of the connection, as long as it lasts; 0: any number.
+  // A client's frames. `most_calls`: over the life of the connection; 0: any number.
   explicit HeaderFrames(std::uint32_t most_calls) : most_headers_(most_calls) {}
   // A server's frames. It sends headers twice for a call: before its messages, and as trailers.
   // `most_calls` as above, but not 0.
@@ -70,10 +72,15 @@ class HeaderFrames {
 
   // The bytes of headers whose end has not come.
   std::uint32_t unfinished() const { return unfinished_; }
-  // True if calls were reset since the last Forget(), or many bytes came that are no data.
+  // True if ForgetResets() or Regain() would matter: calls were reset, or many bytes came that are
+  // no data.
   bool counts() const { return resets_ > 0 || besides_ > kMostBesides / 4; }
-  // Counts resets, and bytes that are no data, anew.
-  void Forget() { resets_ = besides_ = 0; }
+  void ForgetResets() { resets_ = 0; }
+  // So much time has passed since the last call.
+  void Regain(std::uint64_t ns) {
+    const std::uint64_t regained = ns / 1'000 * kRegainedBesides / 1'000'000;
+    besides_ -= static_cast<std::uint32_t>(std::min<std::uint64_t>(besides_, regained));
+  }
 
  private:
   static constexpr std::size_t kPreface = 24;
@@ -93,7 +100,8 @@ class HeaderFrames {
     payload_ = Number(0, 3);
     const std::uint8_t type = frame_[3];
     has_fields_ = type == kHeaders || type == kContinuation;
-    besides_ += static_cast<std::uint32_t>(frame_.size()) + (type == kData ? 0 : payload_);
+    const bool is_data = type == kData || (type == kHeaders && !of_server_);
+    besides_ += static_cast<std::uint32_t>(frame_.size()) + (is_data ? 0 : payload_);
     if (besides_ > kMostBesides) return false;
     if (type == kReset) return ++resets_ <= kMostResets;
     if (!has_fields_) return true;
@@ -126,12 +134,12 @@ class HeaderFrames {
   std::uint32_t headers_ = 0;       // that have begun; not counted if any number may
   std::uint32_t resets_ = 0;
   std::uint32_t besides_ = 0;            // bytes that are no data
-  std::uint32_t to_skip_ = 0;            // before the fields
+  std::uint32_t to_skip_ = 0;            // of the payload, before the fields
   bool has_fields_ = false;              // the frame's payload
   std::uint32_t skipped_ = 0;            // of the connection's preface
   std::uint32_t payload_ = 0;            // bytes to come of the frame
   std::array<std::uint8_t, 9> frame_{};  // the frame's first bytes
-  std::uint8_t read_ = 0;                // of them
+  std::uint8_t read_ = 0;                // how many bytes of frame_ have come
   std::uint32_t last_stream_ = 0;
   std::uint32_t unfinished_ = 0;
 };

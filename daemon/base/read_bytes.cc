@@ -10,6 +10,7 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <utility>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/header_frames.h"
@@ -26,8 +27,9 @@ struct Reads {
   std::atomic<bool> limited{false};  // it is to be followed
   std::atomic<std::uint32_t> unfinished{0};
   std::atomic<ino_t> refused{0};  // the last socket that was refused; 0: none
-  // These two belong to LimitHeaders(), then to the thread that reads the connection.
-  std::uint64_t counted_ns = 0;  // since when resets and bytes that are no data are counted
+  // These belong to LimitHeaders(), then to the thread that reads the connection.
+  std::uint64_t counted_ns = 0;   // since when resets are counted
+  std::uint64_t regained_ns = 0;  // when bytes that are no data were regained last
   HeaderFrames frames;
 };
 
@@ -56,8 +58,9 @@ bool TakeFrames(Reads* reads, const msghdr& message, std::size_t bytes) {
     const std::uint64_t now_ns = MonotonicNowNs();
     if (now_ns >= reads->counted_ns + kCountNs) {
       reads->counted_ns = now_ns;
-      reads->frames.Forget();
+      reads->frames.ForgetResets();
     }
+    reads->frames.Regain(now_ns - std::exchange(reads->regained_ns, now_ns));
   }
   bool fine = true;
   for (std::size_t i = 0; fine && bytes > 0 && i < message.msg_iovlen; ++i) {
@@ -102,7 +105,7 @@ void LimitHeaders(int descriptor, ino_t socket, const HeaderFrames& frames) {
   Reads* const reads = ReadsOf(descriptor);
   if (reads == nullptr) return;
   reads->frames = frames;
-  reads->counted_ns = MonotonicNowNs();
+  reads->counted_ns = reads->regained_ns = MonotonicNowNs();
   reads->unfinished.store(0);
   reads->socket.store(socket);
   reads->limited.store(true, std::memory_order_release);

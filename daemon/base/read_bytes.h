@@ -18,19 +18,19 @@ namespace gradsync::daemon {
 // has such a count for TCP alone.
 std::uint64_t ReadBytes(int descriptor);
 
-// Limits the headers, calls, resets, and bytes that are no data, of an HTTP/2 connection: see
-// header_frames.h. Counts resets and such bytes anew every second. If what a read brings
-// exceeds a limit, the connection ends, and the read returns its end instead. Called before the
-// first read. `socket`: the number that fstat() gives for the descriptor's socket (st_ino); not 0.
-// A later socket with the same descriptor has no limit. `frames`: it has taken no bytes yet.
+// Applies the limits of HeaderFrames to an HTTP/2 connection. Counts resets anew every second. If
+// what a read brings exceeds a limit, the connection ends, and the read returns its end instead.
+// Called before the first read. `socket`: the number that fstat() gives for the descriptor's socket
+// (st_ino); not 0. A later socket with the same descriptor has no limit. `frames`: it has taken no
+// bytes yet.
 void LimitHeaders(int descriptor, ino_t socket, const HeaderFrames& frames);
 
 struct HeaderState {
   std::uint32_t unfinished = 0;  // bytes of headers whose end has not come
   bool refused = false;          // a limit of LimitHeaders() was exceeded: the connection has ended
 };
-// Returns the state of this socket. `refused` stays true after the socket is closed, until a later
-// socket with this descriptor is refused.
+// Returns the state of this socket. `refused` stays true after the socket is closed. It is
+// forgotten when a later socket with the same descriptor is refused.
 HeaderState HeadersOf(int descriptor, ino_t socket);
 
 }  // namespace gradsync::daemon

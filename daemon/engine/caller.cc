@@ -38,14 +38,14 @@ CallerKey MostFrequent(const std::vector<CallerKey>& keys) {
 
 }  // namespace
 
-CallerPlace CallerPlaceOf(int connection, const sockaddr_storage& peer) {
+CallerPlace CallerPlaceOf(int connection, const sockaddr_storage& other_end) {
   CallerPlace place;
-  place.local = IsOwnAddress(peer);
+  place.local = IsOwnAddress(other_end);
   sockaddr_storage own{};
   socklen_t size = sizeof(own);
   if (place.local && CanFindOwners() &&
       getsockname(connection, reinterpret_cast<sockaddr*>(&own), &size) == 0) {
-    place.user = OwnerOf(TcpEnd::Of(peer), TcpEnd::Of(own));
+    place.user = OwnerOf(TcpEnd::Of(other_end), TcpEnd::Of(own));
   }
   return place;
 }

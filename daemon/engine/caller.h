@@ -30,9 +30,9 @@ struct CallerPlace {
   std::optional<std::uint32_t> user;  // whose process it is, if the kernel says so
 };
 
-// `connection` is a connected socket, and `peer` the address of its other end. The kernel knows the
-// user only while that end is open.
-CallerPlace CallerPlaceOf(int connection, const sockaddr_storage& peer);
+// `connection` is a connected socket, and `other_end` the address of its other end. The kernel
+// knows the user only while that end is open.
+CallerPlace CallerPlaceOf(int connection, const sockaddr_storage& other_end);
 
 // The address and the user of a caller. Zeros and a user: that user on this machine. Zeros and no
 // user: somebody on this machine; the kernel does not say who. An address and a user: root or this

@@ -28,9 +28,9 @@ namespace {
 
 // The acceptor's answer to a PeerHello.
 constexpr char kWelcome = 1;
-// Of another node's agreement, in an error.
+// The most bytes of another node's agreement that an error shows.
 constexpr std::size_t kMaxShownBytes = 256;
-// For a connection to show the token.
+// How long a connection may take to show the token.
 constexpr std::uint64_t kHelloLimitNs = 5'000'000'000;
 // More connections than this, and two for each that is still to come, are a crowd.
 constexpr std::size_t kCrowd = 64;

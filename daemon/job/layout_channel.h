@@ -232,7 +232,7 @@ class LayoutChannel {
   // True if every bucket is done, and none is known to be void on the GPUs. Then the trainers'
   // streams may have seen the running step complete.
   bool MaybeSeenComplete() const;
-  // True if, besides, no bucket is in doubt. Then the streams have seen the step complete.
+  // True if, in addition, no bucket is in doubt. Then the streams have seen the step complete.
   bool SeenComplete() const;
   void MaybeFinish(std::uint64_t now_ns, DeferredActions* actions);
   // The running step is void. If it has many done words, the executor writes them and wakes their

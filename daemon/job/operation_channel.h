@@ -6,10 +6,10 @@
 // error names both. A rank that comes late to an operation that failed gets the same failure.
 //
 // A barrier goes on without a lost rank. So does a broadcast whose named root is another rank. The
-// rank's next session takes part again after operation N: the last one that the others call before
-// the EndStep of that session's first complete step, or that the lost session has called, if that
-// is later. If operation N + 1 has ended by then, the rank's own call is answered at once: a
-// barrier succeeds. A broadcast is a breach, because its data is gone.
+// rank's next session takes part again after operation N. N is the last operation that the others
+// call before the EndStep of that session's first complete step, or the last one that the lost
+// session called, if that is later. If operation N + 1 has ended by then, the rank's call of it is
+// answered at once: a barrier succeeds. A broadcast is a breach, because its data is gone.
 //
 // Externally synchronized: guarded by the job's lock. Owned by the job. Holds the ranks' staging
 // memory while their operation runs.
@@ -80,8 +80,8 @@ class OperationChannel {
   // The number of the last operation that this rank has called. Not for a rank that is recovering.
   std::uint64_t LastOf(std::uint32_t rank) const { return ranks_[rank].sequence; }
   // True if the rank must not heal now: the operation in progress goes on without the rank, and the
-  // rank cannot join it. Reason: it comes before the rank's first operation, or all others have
-  // joined it already. `last`: as for RankHealed().
+  // rank cannot join it. The rank cannot join an operation that comes before its first one, or that
+  // all others have joined. `last`: as for RankHealed().
   bool GoesOnWithout(std::uint32_t rank, std::uint64_t last) const {
     const bool takes_it_in = state_ == State::kJoining && LastBefore(rank, last) < sequence_;
     return ranks_[rank].excused && !takes_it_in;
@@ -212,8 +212,8 @@ class OperationChannel {
   ReduceOperation reduction_;
   ReduceOperation broadcast_;  // of a chunk, if ranks are on other nodes
 
-  // By sequence: operations that some rank has not reached yet, and that failed, or were completed
-  // while a lost rank took no part. Only the latest ones.
+  // By sequence: the latest operations that have ended and that some rank has not reached. Each has
+  // failed, or is complete without a lost rank.
   std::map<std::uint64_t, Ended> ended_;
   std::uint64_t completed_ = 0;
   std::uint64_t failed_count_ = 0;

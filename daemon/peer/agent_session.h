@@ -43,7 +43,8 @@ namespace gradsync::daemon {
 
 // A node that has not answered a ping for this long is lost.
 inline constexpr std::uint64_t kPeerSilenceNs = 5'000'000'000;
-// The same, if bytes wait in its socket: its answer may be there, and gRPC's threads slow.
+// The same, if bytes wait in its socket: the answer may be among them while gRPC's threads are
+// slow.
 inline constexpr std::uint64_t kUnreadSilenceNs = 15'000'000'000;
 inline constexpr std::uint64_t kPingPeriodNs = 1'000'000'000;
 
@@ -157,7 +158,8 @@ class AgentSession final
   // Joins the rank to the job. Not OK: it is refused.
   absl::Status Open(const v1::RankRequest& request, const std::shared_ptr<SessionSink>& sink);
   // RESOURCE_EXHAUSTED QUOTA: nothing here has needed the node for a while. Called after each
-  // message, whatever it says; looks once in kPingPeriodNs. A node that sends nothing is lost.
+  // message, but looks only once in kPingPeriodNs. A node that sends nothing needs no look: it is
+  // lost.
   absl::Status CheckNeed(std::uint64_t now_ns);
   // RESOURCE_EXHAUSTED QUOTA: as AddressJobs::Add().
   absl::Status CountForAddress(std::uint32_t world_size);

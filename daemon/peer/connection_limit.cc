@@ -24,14 +24,14 @@ constexpr std::uint64_t kLookNs = 100'000'000;
 // Callers whose pause has ended are remembered up to this many, beside those with connections.
 constexpr std::size_t kMostRemembered = 8192;
 
-// The peer's address, in the network's order, and its port.
-std::pair<absl::string_view, std::uint16_t> EndOf(const sockaddr_storage& peer) {
-  if (peer.ss_family == AF_INET6) {
-    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(peer);
+// The address of the other end, in the network's order, and its port.
+std::pair<absl::string_view, std::uint16_t> EndOf(const sockaddr_storage& other_end) {
+  if (other_end.ss_family == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6&>(other_end);
     return {{reinterpret_cast<const char*>(&v6.sin6_addr), sizeof(v6.sin6_addr)},
             ntohs(v6.sin6_port)};
   }
-  const auto& v4 = reinterpret_cast<const sockaddr_in&>(peer);
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(other_end);
   return {{reinterpret_cast<const char*>(&v4.sin_addr), sizeof(v4.sin_addr)}, ntohs(v4.sin_port)};
 }
 
@@ -67,7 +67,7 @@ void ConnectionLimit::ForEachLocked(
          caller != callers_.end() && caller->first.first == key; ++caller) {
       // An earlier connection from this port may not be forgotten yet.
       for (const Open& one : caller->second.open) {
-        if (one.peer.port == port && one.peer.ip == address && one.socket.IsOpen()) {
+        if (one.other_end.port == port && one.other_end.ip == address && one.socket.IsOpen()) {
           found(&*caller, one);
         }
       }
@@ -112,10 +112,10 @@ std::size_t ConnectionLimit::InNetworkLocked(const CallerKey& network) const {
   return found == networks_.end() ? 0 : found->second;
 }
 
-absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer,
+absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& other_end,
                                     absl::FunctionRef<Place()> place) {
   const std::uint64_t now_ns = clock_->NowNs();
-  const auto [ip, port] = EndOf(peer);
+  const auto [ip, port] = EndOf(other_end);
   const Address address = AddressOf(ip);
   {
     MutexLock lock(&mutex_);
@@ -155,7 +155,7 @@ absl::Status ConnectionLimit::Admit(int connection, const sockaddr_storage& peer
   if (checked.ok()) checked = CheckCallerLocked(caller, who);
   if (checked.ok()) checked = CheckPlacesLocked(network);
   if (!checked.ok()) return checked;
-  caller.open.push_back({BorrowedSocket(connection), TcpEnd::Of(peer)});
+  caller.open.push_back({BorrowedSocket(connection), TcpEnd::Of(other_end)});
   ++count_;
   ++networks_[network];
   return absl::OkStatus();
@@ -198,14 +198,14 @@ std::vector<TcpEnd> ConnectionLimit::EndSilent(const SilentBytes& most,
     const auto found = callers_.find(key);
     if (found == callers_.end()) continue;
     Caller& caller = found->second;
-    for (Open& one : caller.open) one.greeted = one.greeted || is_known(one.peer);
+    for (Open& one : caller.open) one.greeted = one.greeted || is_known(one.other_end);
     senders.erase(std::remove_if(senders.begin(), senders.end(),
-                                 [&](const Sender& sender) { return is_known(sender.peer); }),
+                                 [&](const Sender& sender) { return is_known(sender.other_end); }),
                   senders.end());
     const bool sent_much = std::exchange(caller.sent_much, IsMuch(senders, most));
     if (!sent_much || !caller.sent_much) continue;
     for (const Sender& sender : senders) {
-      if (sender.socket.End()) ended.push_back(sender.peer);
+      if (sender.socket.End()) ended.push_back(sender.other_end);
     }
     caller.pause.Extend(clock_->NowNs());
   }
@@ -217,7 +217,8 @@ std::vector<ConnectionLimit::Sender> ConnectionLimit::SendersOf(Caller* caller) 
   for (Open& one : caller->open) {
     const std::uint64_t received = one.socket.ReceivedBytes();
     if (received <= one.received) continue;  // or it is closed
-    senders.push_back({one.socket, one.peer, received - one.received, one.greeted ? 0 : received});
+    senders.push_back(
+        {one.socket, one.other_end, received - one.received, one.greeted ? 0 : received});
     one.received = received;
   }
   return senders;
@@ -244,7 +245,7 @@ std::vector<TcpEnd> ConnectionLimit::EndVain(const VainBytes::Most& most) {
       if (!harmed && !one.vain.AreMany(most, sum)) continue;
       one.vain.Forget();
       if (!one.socket.End() && !harmed) continue;
-      ended.push_back(one.peer);
+      ended.push_back(one.other_end);
       caller.pause.Extend(clock_->NowNs());
     }
   }

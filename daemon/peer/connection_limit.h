@@ -66,22 +66,22 @@ class ConnectionLimit {
   // no reason to refuse. RESOURCE_EXHAUSTED: the caller, its network, or all callers together would
   // have too many connections; the caller is paused; or another connection from the same port is
   // open. UNAVAILABLE: after EndAll().
-  absl::Status Admit(int connection, const sockaddr_storage& peer,
+  absl::Status Admit(int connection, const sockaddr_storage& other_end,
                      absl::FunctionRef<Place()> place);
   // Ends the connection from this port of an address: `ip` has 4 or 16 bytes, in the network's
   // order. Then the caller is paused: it gets no new connection for a while. False if there is no
   // such connection any more.
   bool End(const std::string& ip, std::uint16_t port);
-  // What silent connections may send. A connection is silent while its other end is not in the set
-  // that EndSilent() gets.
+  // What silent connections may send. A connection is silent while no stream on it has said Hello.
   struct SilentBytes {
     std::uint64_t first = 0;     // one connection, before it is in the set for the first time
     std::uint64_t per_look = 0;  // all connections of a caller, between two calls of EndSilent()
   };
   // If a caller's silent connections have sent too much at two calls in a row, ends those that have
   // sent something, and pauses the caller. One call is not enough: an honest connection, too, is
-  // silent after its last stream has ended. `greeted` is called only if a caller may have sent too
-  // much. Returns the other ends of the connections that it has ended.
+  // silent after its last stream has ended. `greeted` returns the other ends of the connections
+  // that are not silent. It is called only if a caller may have sent too much. Returns the other
+  // ends of the connections that it has ended.
   std::vector<TcpEnd> EndSilent(const SilentBytes& most,
                                 absl::FunctionRef<std::set<TcpEnd>()> greeted);
   // Ends connections of which too much was read in vain, or that have had a call with too long
@@ -105,7 +105,7 @@ class ConnectionLimit {
  private:
   struct Open {
     BorrowedSocket socket;
-    TcpEnd peer;
+    TcpEnd other_end;
     std::uint64_t received = 0;  // bytes, at the last EndSilent()
     bool greeted = false;        // was in the set of an earlier EndSilent()
     std::shared_ptr<ClientInput> input = std::make_shared<ClientInput>();
@@ -115,7 +115,7 @@ class ConnectionLimit {
   // A connection that has brought something since the last EndSilent().
   struct Sender {
     BorrowedSocket socket;
-    TcpEnd peer;
+    TcpEnd other_end;
     std::uint64_t bytes = 0;  // since the last EndSilent()
     std::uint64_t first = 0;  // bytes in all, if it has never greeted; otherwise 0
   };
@@ -134,8 +134,8 @@ class ConnectionLimit {
   void ForEachLocked(absl::string_view ip, std::uint16_t port,
                      absl::FunctionRef<void(Callers::value_type*, const Open&)> found)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why the caller gets no new connection: its pause; too many of its network or of all; too many
-  // of its own. OK if it gets one.
+  // Each of these says why the caller gets no new connection, or OK: the caller is paused; its
+  // network, or all callers together, have too many; the caller has too many.
   static absl::Status CheckPause(const Caller& caller, const std::string& who,
                                  std::uint64_t now_ns);
   absl::Status CheckPlacesLocked(const CallerKey& network) const

@@ -43,8 +43,8 @@ constexpr char kHarm[] =
     "it sends too many bytes that are no message, or too many or too long headers, or it resets "
     "too many calls";
 
-// A coordinator connects an engine again when nodes have come or gone. Each takes a thread here for
-// a while, so thousands in a row would keep the daemon busy, and late to stop.
+// A coordinator connects an engine again when nodes have joined or left. Each takes a thread here
+// for a while, so thousands in a row would keep the daemon busy, and late to stop.
 constexpr std::uint64_t kEnginesAtOnce = 64;
 constexpr std::uint64_t kEngineRegainNs = 250'000'000;  // one more
 
@@ -619,7 +619,7 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
   }
   if (unended != nullptr) {
     Break(absl::StrCat("it did not end the session of rank ", unended->rank(), " within ",
-                       ForwardingJob::kEndLimitNs / 1'000'000'000, " s after it was told to"));
+                       ForwardingJob::kEndLimitNs / 1'000'000'000, " s"));
   }
   if (idle) Drop("it was idle");
   if (up) workers_->Tick();

@@ -60,15 +60,15 @@ class DialedSockets {
   // gRPC is about to connect the descriptor. False: it must not, because of Close(), or because the
   // user has connected too often. Then gRPC waits, and tries again.
   bool Add(int descriptor);
-  // Ends all connections, and lets gRPC make no other one. gRPC itself ends them only when one of
-  // its threads comes to it, and a flood on these connections may hold its threads. A descriptor
-  // that is added but not connected yet does not end; gRPC cannot write to it, and closes it.
+  // Ends all connections, and prevents new ones. gRPC itself ends them only when one of its threads
+  // comes to it, and a flood on these connections may hold its threads. A descriptor that is added
+  // but not connected yet does not end; gRPC cannot write to it, and closes it.
   void Close();
   // A message with so many bytes has come.
   void CountMessage(std::size_t bytes) { input_.Count(bytes); }
   // The bytes that have come and that nobody has read.
   std::size_t UnreadBytes();
-  // Returns how many bytes have been read in vain of all open connections.
+  // Returns how many bytes were read in vain from the open connections.
   std::uint64_t Look();
   // Ends the connections of which too much was read in vain. `all`: the sum over all of the user's
   // coordinators. Returns HasHarmed().

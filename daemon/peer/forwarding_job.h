@@ -28,7 +28,8 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   // How long a coordinator may take to end a lost rank's session: it waits for what is in flight. A
   // sound coordinator is far faster.
   static constexpr std::uint64_t kEndLimitNs = 30'000'000'000;
-  // Excused time is divided by this. So a coordinator that is always excused has 5 minutes.
+  // Excused time (see EndIsOverdue()) is divided by this. So a coordinator that is always excused
+  // has 5 minutes.
   static constexpr std::uint64_t kExcusedPart = 10;
   // The most time that counts from one call of EndIsOverdue() to the next. In a longer pause this
   // daemon itself was stopped.
@@ -56,16 +57,16 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   absl::StatusOr<bool> Take(const v1::SessionResponse& response);
   // The coordinator is lost, or has refused or ended the rank. Nothing touches its memory any more.
   void End(const absl::Status& why);
-  // Lose() follows with the same status. If the coordinator first ends the rank because of another
-  // rank's loss, `why` still counts.
+  // Call it before Lose(), with the same status. If the coordinator ends the rank first, because of
+  // another rank's loss, the session still gets `why`.
   void WillBeLost(const absl::Status& why);
   // True if the coordinator has owed the answer to the rank's end for more than kEndLimitNs. Call
   // it often. `excused`: since the last call the coordinator had a reason not to answer. Only a
   // tenth of this time counts (kExcusedPart).
   bool EndIsOverdue(std::uint64_t now_ns, bool excused);
-  // True if the trainer's stream has ended before the coordinator has opened the session. Lose() is
-  // due, because there is no session yet that would call it. False before SendOpen(): the
-  // coordinator does not know the rank.
+  // True if the trainer's stream has ended before the coordinator has opened the session. Then call
+  // Lose(): no session exists yet that would. False before SendOpen(): the coordinator does not
+  // know the rank.
   bool IsAbandoned() const;
   // The memory on which the coordinator launches, until End().
   AgentLayouts& layouts() { return *layouts_; }

@@ -36,7 +36,7 @@ constexpr int kIdleConnectionMs = 30'000;
 // A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
 // its length with a limit.
 constexpr ConnectionLimit::SilentBytes kMostSilentBytes = {128 << 10, 1 << 20};
-// Of an honest daemon gRPC has read less in vain: at most 16 MiB, which it reads ahead while a
+// From an honest daemon gRPC reads less in vain: at most 16 MiB, which it reads ahead while a
 // message waits for its turn. Mostly it is far less.
 constexpr VainBytes::Most kMostVain = {32 << 20, 128 << 20, 1 << 20};
 // A look takes two system calls for each connection.
@@ -168,9 +168,8 @@ void PeerServer::EndVain() {
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", end.Text()},
                 {"why",
-                 "its caller sends much, and no call or message comes of it, or too much that is "
-                 "no data, or "
-                 "makes or resets too many calls, or a call with too long headers"}});
+                 "its caller exceeds a limit: bytes without a call or message, bytes that are no "
+                 "data, calls, resets, or the length of headers"}});
   }
 }
 

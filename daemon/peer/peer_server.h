@@ -3,8 +3,7 @@
 // gRPC bounds neither the calls that a client opens and resets at once (CVE-2023-44487), nor the
 // memory that they take. So a thread compares gRPC's counts every kWatchPeriod. If there are too
 // many, it ends the connections with the most open calls. gRPC does not bound the headers that it
-// keeps either. So the thread also ends connections of which gRPC reads much, and no call or
-// message comes.
+// keeps, either. So the thread also ends connections that send many bytes but no call or message.
 
 #ifndef DAEMON_PEER_PEER_SERVER_H_
 #define DAEMON_PEER_PEER_SERVER_H_
@@ -47,9 +46,10 @@ class PeerServer {
   // daemon has a connection for each job.
   static constexpr int kStreamsPerConnection = 64;
   static constexpr std::size_t kMaxNodes = 4096;
-  // A daemon has one call on each connection. kMaxBusyCalls: the most open calls of connections
-  // with more than kFewCalls. Each call takes some 13 KiB. When a connection ends, gRPC destroys
-  // its calls one after the other, on a thread that other connections may need.
+  // A connection with more than kFewCalls open calls is busy; a daemon's has one. kMaxBusyCalls:
+  // the most open calls of all busy connections together. Each call takes some 13 KiB. When a
+  // connection ends, gRPC destroys its calls one after the other, on a thread that other
+  // connections may need.
   static constexpr std::uint64_t kFewCalls = 4;
   static constexpr std::uint64_t kMaxBusyCalls = 1024;
   // The most open calls of the other connections. Streams beyond kMaxNodes are refused one by one,

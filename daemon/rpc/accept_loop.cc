@@ -362,22 +362,24 @@ void AcceptLoop::AcceptFd() {
   bool scarce = false;
   UniqueFd accepted = Accept(Kind::kFdListener, &scarce);
   if (!accepted.valid()) return;
-  const auto peer = CredentialsOf(accepted.get());
-  if (!peer.ok()) return;
+  const auto credentials = CredentialsOf(accepted.get());
+  if (!credentials.ok()) return;
   constexpr std::string_view kRefused = "side socket: connection refused";
-  if (const auto refused = side_rate_.Refuses(peer->pid, MonotonicNowNs())) {
-    return Refused(kRefused, UserNow(*refused, peer->uid), peer->pid, kTooOften);
+  if (const auto refused = side_rate_.Refuses(credentials->pid, MonotonicNowNs())) {
+    return Refused(kRefused, UserNow(*refused, credentials->uid), credentials->pid, kTooOften);
   }
-  if (!HasDescriptors(&scarce)) return Refused(kRefused, Tenant(peer->uid), peer->pid, kScarce);
+  if (!HasDescriptors(&scarce)) {
+    return Refused(kRefused, Tenant(credentials->uid), credentials->pid, kScarce);
+  }
   const auto caller = ClientOf(accepted.get());
   if (!caller.ok()) return;
   const Tenant user = caller->tenant();
   Watched client;
   const std::string why = WhySideRefused(user, scarce, &client.descriptors);
   if (!why.empty()) {
-    if (why == kTooOften) side_rate_.Refuse(peer->pid, user, MonotonicNowNs());
+    if (why == kTooOften) side_rate_.Refuse(credentials->pid, user, MonotonicNowNs());
     if (why != kScarce) CountInVain(*caller);  // others may be the cause
-    return Refused(kRefused, user, peer->pid, why);
+    return Refused(kRefused, user, credentials->pid, why);
   }
   client.kind = Kind::kFdClient;
   client.caller = *caller;
@@ -385,7 +387,7 @@ void AcceptLoop::AcceptFd() {
   const int fd = accepted.get();
   client.fd = std::move(accepted);
   if (!Watch(fd, EPOLLIN, std::move(client))) {
-    return Refused(kRefused, user, peer->pid, kNotWatched);
+    return Refused(kRefused, user, credentials->pid, kNotWatched);
   }
   ++fd_clients_[user];
   ArmTick(true);

@@ -25,8 +25,8 @@ class DescriptorReserve {
   // This many descriptors are left for root and the daemon's own user, whatever others do.
   static constexpr std::size_t kForTrusted = kPerUser * Connections::kDescriptors;
 
-  // Holds `count`, or as many as there are. `quota` outlives it; null: nobody is told that
-  // descriptors are scarce.
+  // Holds `count`, or as many as there are. `quota` learns when descriptors are scarce. It outlives
+  // this object, and may be null.
   explicit DescriptorReserve(std::size_t count, DescriptorQuota* quota = nullptr);
 
   // Gives `count` of them back to the process. False if it holds fewer.

@@ -14,7 +14,7 @@
 namespace gradsync::daemon {
 
 v1::JobState StateOf(JobPhase phase);
-// Of a rank with a session, in the words of SessionStatus.state.
+// The state of a rank with a session, in the words of SessionStatus.state.
 const char* StateOf(RankState state);
 // Seconds between two times in nanoseconds; 0 if `to_ns` is the earlier one.
 double Seconds(std::uint64_t from_ns, std::uint64_t to_ns);

@@ -149,9 +149,9 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
   // nothing more is read. Any thread may ask.
   bool HasMessage() const { return has_message_.load(std::memory_order_acquire); }
 
-  // The queue and the message that is being written are about to hold `bytes` in all, more than
-  // `*granted`. Sets `*granted`, which is 0 at first, to at least `bytes`. Or changes nothing, and
-  // returns why that is not allowed. Called with the queue's lock held.
+  // Called when the queue and the message that is being written need `bytes` in all, more than
+  // `*granted`, which is 0 at first. Either raises `*granted` to at least `bytes`, or changes
+  // nothing and returns why not. Called with the queue's lock held.
   virtual absl::Status Grant(std::size_t bytes, std::size_t* granted) {
     *granted = bytes;
     return absl::OkStatus();

@@ -44,10 +44,10 @@ class UserConnections {
   // How often the owner calls Watch(), at least.
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
-  // begun at most kFewCalls lately, and has at most kFewBytes to read. "Lately" means since Watch()
-  // looked at the calls at least kWatchPeriod ago. The last look can be too new: it can be
-  // microseconds old, right after a burst of calls. If the last look is more than a second old, no
-  // call counts as begun lately.
+  // begun at most kFewCalls lately, and has at most kFewBytes to read. "Lately" means since the
+  // newest look at the calls that is at least kWatchPeriod old. A newer look may have come right
+  // after a burst of calls. If the last look is more than a second old, no call counts as begun
+  // lately.
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 
@@ -96,7 +96,8 @@ class UserConnections {
   void TakeExpected() ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Forgets what gRPC has closed, and ends what has been closing for too long.
   void Prune(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
-  // Charges the user for connections that it does not read, and ends those that it may not have.
+  // Charges the user for connections that their clients do not read. Ends those for which the quota
+  // has no room.
   void ChargeUnread(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
   // Ends connections whose headers are too long. True: some have ended, also by LimitHeaders().
   bool EndLongHeaders(std::uint64_t now_ns) ABSL_EXCLUSIVE_LOCKS_REQUIRED(watch_mutex_);
@@ -106,7 +107,7 @@ class UserConnections {
 
   const MemoryAccount account_;
   std::atomic<bool> pauses_{false};
-  // Watch() and EndAll() hold it. They lock mutex_ meanwhile.
+  // Held by Watch() and EndAll(), which lock mutex_ while they hold it.
   Mutex watch_mutex_;
   std::vector<Connection> connections_ ABSL_GUARDED_BY(watch_mutex_);
   CallLimit limit_ ABSL_GUARDED_BY(watch_mutex_);

@@ -10,9 +10,9 @@
 
 namespace gradsync::daemon {
 
-// Bytes are read in vain if no thread of the daemon gets a call or a message of them. gRPC may keep
-// such bytes in memory without a limit: headers, for example, until the last of them has come. Not
-// thread-safe.
+// Bytes are read in vain if no thread of the daemon gets a call or a message from them. gRPC may
+// keep such bytes in memory without a limit: headers, for example, until the last of them has come.
+// Not thread-safe.
 class VainBytes {
  public:
   // What the owner of a client's connections allows.

@@ -27,9 +27,9 @@ class EnginePriorities {
   // (RLIMIT_NICE, CAP_SYS_NICE) an engine keeps its value when others of its user rest.
   using SetNice = std::function<void(int nice)>;
 
-  // An engine rests when it has had no work for so long.
+  // An engine that has had no work for this long rests.
   static constexpr std::uint64_t kRestNs = 10'000'000'000;
-  // So often an engine that works looks whether others rest.
+  // How often a working engine looks whether others rest.
   static constexpr std::uint64_t kLookNs = 1'000'000'000;
 
   // An engine of a user. It rests at first.
@@ -57,7 +57,7 @@ class EnginePriorities {
 
   // The daemon's own nice value is that of the calling thread.
   EnginePriorities();
-  // `clock`: null: MonotonicNowNs().
+  // `clock`: may be null; then it is MonotonicNowNs().
   EnginePriorities(int daemon_nice, const Clock* clock);
   EnginePriorities(const EnginePriorities&) = delete;
   EnginePriorities& operator=(const EnginePriorities&) = delete;

@@ -25,7 +25,7 @@ namespace gradsync::daemon {
 namespace {
 
 // Limit of an answer. Lists of processes are far shorter.
-constexpr std::size_t kMaxAnswerBytes = 64 << 10;
+constexpr std::size_t kMaxMpsAnswerBytes = 64 << 10;
 
 struct Pipe {
   UniqueFd read;
@@ -78,7 +78,7 @@ bool AwaitReadable(int fd, std::uint64_t until_ns) {
 // Reads until the end of the stream.
 absl::StatusOr<std::string> ReadAll(int fd, std::uint64_t until_ns) {
   std::string text;
-  while (text.size() < kMaxAnswerBytes) {
+  while (text.size() < kMaxMpsAnswerBytes) {
     if (!AwaitReadable(fd, until_ns))
       return absl::DeadlineExceededError("it does not answer in time");
     char piece[4096];

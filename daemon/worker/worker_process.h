@@ -91,7 +91,7 @@ class WorkerProcess final : public WorkerPort {
   void BeginStop();
 
   pid_t pid() const { return pid_; }
-  // Of all its threads. The kernel may refuse to lower it (RLIMIT_NICE).
+  // Sets the nice value of all its threads. The kernel may refuse to lower it (RLIMIT_NICE).
   void SetNice(int nice) const;
   absl::Status EndReason() const override;
   // The memory that the worker reported last; zeros before its first report.

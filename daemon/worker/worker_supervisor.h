@@ -51,10 +51,10 @@ struct WorkerSupervisorOptions {
   // How often a worker is asked whether its GPU still works: between two steps nothing else would
   // show that it does not. A worker that does not answer is killed after process.hang_limit.
   std::uint64_t check_interval_ns = 5'000'000'000;
-  // How many workers of a user, in each pod, may be starting, waiting to start or ending before
-  // they have opened their GPUs. Such a worker counts until its process object is destroyed. One
-  // job exceeds this only with requests for GPUs that do not exist: a node has at most 56 MIG
-  // instances (7 on each of 8 GPUs).
+  // How many workers of a user, in each pod, may be without an open GPU at a time: they wait to
+  // start, start, or end early. Such a worker counts until its process object is destroyed. One job
+  // exceeds this only with requests for GPUs that do not exist: a node has at most 56 MIG instances
+  // (7 on each of 8 GPUs).
   std::size_t max_starting_per_user = 64;
   // How many workers of a user, in each pod, start at a time; at least 1.
   std::size_t starting_at_once_per_user = 1;
@@ -69,8 +69,8 @@ struct WorkerKey {
   std::string job;     // JobKey::Text()
   std::string device;  // UUID
   // The job's user, and the pod of the rank that asks. Ranks of one job in several pods share a
-  // worker. While it waits or starts, it counts for the pod that had it started. Once it has ended,
-  // it is remembered for the pod that asked first.
+  // worker. While the worker waits or starts, it counts for the pod whose request started it. Once
+  // it has ended, it is remembered for the pod that asked first.
   Tenant user = {};
   std::string job_id = {};  // for status
   // The address of the job's coordinator, as this daemon reaches it; empty: this daemon. Jobs of
@@ -102,8 +102,9 @@ struct WorkerStatus {
 // ended.
 //
 // Thread-safe. Callbacks are called on the workers' threads, or from within Ensure, Tick, Shutdown
-// or the destructor. A call about one worker may answer callers that wait for another: a start that
-// fails passes its turn on. The destructor stops every worker, and no callback comes after it.
+// or the destructor. A call about one worker may answer callers that wait for another: if a start
+// fails, the next worker in the queue starts. The destructor stops every worker, and no callback
+// comes after it.
 class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
  public:
   // The receiver may drop its reference to the process on any thread.
@@ -111,8 +112,8 @@ class WorkerSupervisor : public std::enable_shared_from_this<WorkerSupervisor> {
   using Lost = std::function<void(const WorkerKey&, const absl::Status&)>;
 
   // `lost` is called for every worker that ends by itself after it was ready. `executor` runs the
-  // destructors of process objects, which wait for the ends of processes that have been told to
-  // stop. It must outlive the processes and this object.
+  // destructors of process objects. A destructor waits until its process has ended. `executor`
+  // outlives the processes and this object.
   static std::shared_ptr<WorkerSupervisor> Make(WorkerSupervisorOptions options, Lost lost,
                                                 const Clock* clock, Executor* executor);
   ~WorkerSupervisor();

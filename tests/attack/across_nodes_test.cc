@@ -23,7 +23,7 @@ class AcrossNodes : public testing::TestWithParam<std::string> {};
 TEST_P(AcrossNodes, ANeighboursStepsKeepTheirTime) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   constexpr int kSteps = 300;
-  const TestDaemon daemon(fault::TwoNodes::Flags("127.0.0.1", "attacked"));
+  TestDaemon daemon(fault::TwoNodes::Flags("127.0.0.1", "attacked"));
   const TestDaemon other(fault::TwoNodes::Flags("127.0.0.2", "other"));
   LetEveryoneIn(daemon);
   LetEveryoneIn(other);
@@ -52,13 +52,15 @@ TEST_P(AcrossNodes, ANeighboursStepsKeepTheirTime) {
   InnocentJob another(daemon, another_across);
   EXPECT_TRUE(another.ready());
   EXPECT_EQ(another.Run(20).error, "");
+  EXPECT_EQ(daemon.Stop(), 0) << "it ends meanwhile, too";
 }
 
 INSTANTIATE_TEST_SUITE_P(Attacks, AcrossNodes,
                          testing::Values("steps_across", "registrations_across",
                                          "large_buckets_across", "broadcasts_across",
                                          "coordinators_headers", "coordinators_short_floods",
-                                         "coordinators_nothings", "coordinators_pings"),
+                                         "coordinators_nothings", "coordinators_pings",
+                                         "coordinators_engines"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

@@ -27,6 +27,7 @@
 #include "gradsync/v1/peer.grpc.pb.h"
 #include "tests/attack/attacker.h"
 #include "tests/attack/raw_http2.h"
+#include "tests/fault/fake_coordinator.h"
 #include "tests/fault/raw_session.h"
 #include "tests/kit/become_user.h"
 #include "tests/kit/child_process.h"
@@ -434,7 +435,7 @@ void StallAndClose(const Target& target) {
 }
 
 // Sends 3 GiB of long frames that mean nothing without a pause, lets the daemon read all of it, and
-// goes on. The daemon ends the connection after 2 MiB. Otherwise gRPC 1.51 could make room for as
+// goes on. The daemon ends the connection after 256 KiB. Otherwise gRPC 1.51 could make room for as
 // much as it has read since its last pause: it would take as much memory, and abort from 2 GiB on.
 void Bulk(const Target& target) {
   constexpr int kMiB = 3 << 10;
@@ -513,9 +514,30 @@ void Coordinators(const Target& target, const std::function<void(RawHttp2*)>& ac
 // accepts the next one, also for the same trainer.
 void CoordinatorsShortFloods(const Target& target) {
   Coordinators(target, [](RawHttp2* daemon) {
-    // 0.99 MB of them: before its Welcome a coordinator may send 1 MiB in vain.
-    for (int i = 0; i < 11; ++i) daemon->SendNothings();
+    daemon->SendNothings();
+    daemon->SendNothings();
     daemon->Close();
+  });
+}
+
+// Asks for engines without end. Each one that the daemon begins to connect takes a thread of its.
+void CoordinatorsEngines(const Target& target) {
+  OnThreads(8, [&](int thread, const Begun& begun) {
+    using fault::FakeCoordinator;
+    const FakeCoordinator coordinator([](FakeCoordinator::Stream* stream) {
+      stream->Write(FakeCoordinator::Welcome());
+      for (std::uint64_t epoch = 1; stream->Write(FakeCoordinator::ConnectEngine(epoch)); ++epoch) {
+      }
+    });
+    for (;;) {
+      fault::RawSession trainer(target.socket);
+      auto open = fault::RawSession::OpenRequest(1, 2, "engines" + std::to_string(thread));
+      open.mutable_open_session()->set_coordinator(coordinator.address());
+      trainer.Send(open);
+      trainer.End();  // the daemon has ended the link, or refused the trainer
+      begun();
+      std::this_thread::sleep_for(kPace);
+    }
   });
 }
 
@@ -571,6 +593,7 @@ Attacks ConnectionAttacks() {
       {"empty_data", {[](const Target& t) { SmallData(ToSocket(t), 0); }}},
       {"small_data", {[](const Target& t) { SmallData(ToSocket(t), 5); }}},
       {"coordinators_headers", {CoordinatorsHeaders}},
+      {"coordinators_engines", {CoordinatorsEngines}},
       {"coordinators_short_floods", {CoordinatorsShortFloods}},
       {"coordinators_nothings", {[](const Target& t) {
          Coordinators(t, [](RawHttp2* daemon) { daemon->SendNothings(); });

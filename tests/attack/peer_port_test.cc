@@ -55,8 +55,8 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 constexpr char kAttackersAddress[] = "127.0.0.9";
 // Why the daemon ends a connection whose headers, calls, or bytes without use are too many.
 constexpr char kCallerHarms[] =
-    "its caller sends much, and no call or message comes of it, or too much that is no data, or "
-    "makes or resets too many calls, or a call with too long headers";
+    "its caller exceeds a limit: bytes without a call or message, bytes that are no data, calls, "
+    "resets, or the length of headers";
 
 std::size_t DescriptorsOf(const TestDaemon& daemon) {
   const std::filesystem::directory_iterator all("/proc/" + std::to_string(daemon.pid()) + "/fd");

@@ -26,9 +26,11 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   const TestDaemon other(fault::TwoNodes::Flags("127.0.0.2", "other"));
   LetEveryoneIn(daemon);
   LetEveryoneIn(other);
-  const std::vector<std::string> across = {"--job=across", "--other_socket=" + other.socket(),
-                                           "--coordinator=" + daemon.Status().peer_address()};
-  InnocentJob job(daemon), job_across(daemon, across);
+  const auto across = [&](const std::string& name) -> std::vector<std::string> {
+    return {"--job=" + name, "--other_socket=" + other.socket(),
+            "--coordinator=" + daemon.Status().peer_address()};
+  };
+  InnocentJob job(daemon), job_across(daemon, across("across"));
   ASSERT_TRUE(job.ready() && job_across.ready());
   ASSERT_EQ(job_across.Run(20).error, "") << "before the attack";
 
@@ -42,6 +44,10 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   InnocentJob another(daemon, {"--job=another"});
   EXPECT_TRUE(another.ready());
   EXPECT_EQ(another.Run(20).error, "");
+  // Its engines listen only now, while the attacker looks for them.
+  InnocentJob another_across(daemon, across("another across"));
+  EXPECT_TRUE(another_across.ready());
+  EXPECT_EQ(another_across.Run(20).error, "");
   EXPECT_EQ(daemon.Stop(), 0) << "it ends meanwhile, too";
 }
 

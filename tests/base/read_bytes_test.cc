@@ -80,5 +80,22 @@ TEST(ReadBytesTest, ResetsAreCountedAnewEverySecond) {
   EXPECT_TRUE(Soon(attempt));
 }
 
+TEST(ReadBytesTest, BytesThatAreNoDataAreRegained) {
+  LimitedConnection connection;
+  const std::string ping({0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8});
+  std::string pings;  // 102,000 bytes: more may not fit into the socket
+  for (int i = 0; i < 6'000; ++i) pings += ping;
+  EXPECT_TRUE(connection.Brings(kPreface));
+  for (int round = 0; round < 2; ++round) {
+    EXPECT_TRUE(connection.Brings(pings));
+    EXPECT_TRUE(connection.Brings(pings));
+    const std::uint64_t brought_ns = NowNs();
+    EXPECT_TRUE(Soon([&] { return NowNs() > brought_ns + kSecondNs / 8; }));
+  }
+  EXPECT_FALSE(connection.refused());
+  EXPECT_TRUE(Soon([&] { return !connection.Brings(pings); })) << "without a pause";
+  EXPECT_TRUE(connection.refused());
+}
+
 }  // namespace
 }  // namespace gradsync::daemon

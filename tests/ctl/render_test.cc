@@ -85,6 +85,7 @@ v1::GetStatusResponse BusyStatus() {
       state: JOB_STATE_FORMING
       sessions { rank: 0 incarnation: 43 pid: 900 state: "live" }
       missing_ranks: [ 1, 2, 3, 5, 6, 7 ]
+      missing_ranks_total: 6
     }
     jobs {
       job_id: "old"
@@ -93,6 +94,7 @@ v1::GetStatusResponse BusyStatus() {
       world_size: 2
       state: JOB_STATE_FAILED
       missing_ranks: [ 0, 1 ]
+      missing_ranks_total: 2
       failure: "rank 1 was lost in step 17 (its process 77 has ended)"
       layouts { name: "model" step: 17 waiting_for: "rank 1 has not ended the step" ready: true }
     }

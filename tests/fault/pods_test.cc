@@ -79,6 +79,7 @@ TEST_F(PodsTest, EachPodOfAUserHasItsQuotas) {
     const Reply refused = Rank(daemon, kPodB, "c", options)->Join();
     EXPECT_EQ(refused.code, "RESOURCE_EXHAUSTED") << refused;
     EXPECT_NE(refused.message.find(kTextOfPodB), std::string::npos) << refused;
+    EXPECT_TRUE(a->Do("step times=2").ok());
   }
 }
 

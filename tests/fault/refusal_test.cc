@@ -396,6 +396,7 @@ std::int64_t AllocatedBlocks(int fd) {
 // at the daemon's expense: with enough ranks, until the daemon has no memory.
 TEST(Arena, CannotLosePagesBetweenTheMarksOfTwoRanks) {
   TestDaemon daemon;
+  attack::Neighbour neighbour(daemon);
   RawSession rank0(daemon.socket()), rank1(daemon.socket());
   ASSERT_TRUE(rank0.Open(0, 2, "job").has_value());
   ASSERT_TRUE(rank1.Open(1, 2, "job").has_value());
@@ -426,6 +427,7 @@ TEST(Arena, CannotLosePagesBetweenTheMarksOfTwoRanks) {
     ASSERT_TRUE(done.has_value());
     EXPECT_EQ(done->step_done().verdict(), v1::VERDICT_COMPLETE);
   }
+  neighbour.ExpectUnharmed();
 }
 
 // ---- Staging memory

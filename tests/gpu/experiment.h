@@ -1,4 +1,4 @@
-// An experiment on a real machine tests an assumption of the design that no document confirms. Each
+// An experiment on a real machine tests an assumption of gradsync that no document confirms. Each
 // experiment is a small program. The comment at its top states the question and what each answer
 // means.
 //

@@ -118,7 +118,7 @@ constexpr int kFewestDescriptors = 6;
 #endif
 
 // gRPC aborts a process in which it cannot open its descriptors.
-TEST(TrainerWithFewDescriptors, JoinsOrIsToldToCloseSome) {
+TEST(TrainerWithFewDescriptors, JoinsOrErrorNamesTheRemedy) {
   const TestDaemon daemon;
   int joined = 0, refused = 0;
   for (int limit = kFewestDescriptors; limit < 24; ++limit) {

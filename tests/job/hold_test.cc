@@ -126,7 +126,7 @@ TEST_F(HoldTest, SnapshotNamesHeldAndHealingRanks) {
 }
 
 // Numbers of operations: those that went on without the rank count for it, too.
-TEST_F(HoldTest, RankThatIsLiveAgainIsToldItsNextOperation) {
+TEST_F(HoldTest, RankThatIsLiveAgainGetsItsNextOperation) {
   Begin(2);
   const OperationSpec barrier;
   EXPECT_TRUE(job_->Operate(Of(0), 1, barrier, {}, kForever).ok());
@@ -322,7 +322,7 @@ TEST_F(HoldTest, AverageIsNotCopiedToALostSessionWhoseGradientsAreNeeded) {
   EXPECT_FALSE(lost->Shared());
 }
 
-TEST_F(HoldTest, NextSessionIsNotToldOfTheAverageOfALostOne) {
+TEST_F(HoldTest, NextSessionGetsNoMessageAboutTheLostOnesAverage) {
   Begin(2);
   for (const std::uint32_t rank : {0u, 1u}) Mark(rank, 2, 0, 3);
   reducer_.CompleteAll();
@@ -1020,7 +1020,7 @@ TEST_F(BarrierAfterEndTest, BroadcastThatTheOthersHaveEndedFailsOnTheReplacement
   EXPECT_FALSE(job_->HasEnded());
 }
 
-TEST_F(BarrierAfterEndTest, ReplacementThatCallsSomethingElseIsToldWhatTheOthersCalled) {
+TEST_F(BarrierAfterEndTest, ErrorOfAReplacementNamesWhatTheOthersCalled) {
   BeginWithReplacement();
   for (const std::uint32_t rank : {0u, 1u}) EndStep2(rank);
   for (const std::uint32_t rank : {0u, 1u}) Call(rank, 2, barrier_);

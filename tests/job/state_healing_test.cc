@@ -1403,7 +1403,7 @@ TEST_F(StateHealingTest, SnapshotShowsTheProgress) {
   EXPECT_EQ(snapshot.healing->bytes_moved, kStagingBytes);
 }
 
-TEST_F(StateHealingTest, ReplacementIsToldTheLayouts) {
+TEST_F(StateHealingTest, ReplacementGetsTheLayouts) {
   Begin(2);
   const std::uint32_t other = Agree(Spec(1, "other"));
   for (const std::uint32_t rank : {0u, 1u}) DoStep(rank, other, 1);

@@ -163,7 +163,7 @@ TEST_F(CoordinatorLinkTableTest, ACoordinatorThatIsThisDaemonIsDialedOnce) {
 }
 
 // It may have lied to the first one.
-TEST_F(CoordinatorLinkTableTest, NoUserReliesOnWhatACoordinatorHasToldAnother) {
+TEST_F(CoordinatorLinkTableTest, NoUserReliesOnAnotherUsersCoordinator) {
   JoinOf(Tenant(kUser));
   JoinOf(Tenant(kOther));
   EXPECT_EQ(coordinator_.dialed(), Users({kUser, kOther}));

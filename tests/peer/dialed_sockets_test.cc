@@ -115,7 +115,7 @@ TEST_F(PlainSocketsTest, HeadersWithoutEndEndTheConnection) {
 TEST_F(PlainSocketsTest, FramesWithoutDataEndTheConnection) {
   EXPECT_TRUE(Soon([&] { return !server_->SendBulk(); }));
   EXPECT_TRUE(Soon([&] { return sockets_->HasHarmed(); }));
-  EXPECT_LT(sockets_->Look(), 3 * kMiB);
+  EXPECT_LT(sockets_->Look(), kMiB);
 }
 
 struct Pair {

@@ -168,7 +168,7 @@ def mortal_job(folder, answers):
     return job
 
 
-def test_survivors_that_are_told_which_rank_is_lost_are_no_fault(tmp_path):
+def test_survivors_that_name_the_lost_rank_are_no_fault(tmp_path):
     job = mortal_job(tmp_path, [TOLD, "", TOLD])
     assert job.lose(1) == []
     for rank in (0, 2):
@@ -178,7 +178,7 @@ def test_survivors_that_are_told_which_rank_is_lost_are_no_fault(tmp_path):
     job.kill()
 
 
-def test_a_survivor_that_is_told_late_or_of_another_rank_is_a_fault(tmp_path):
+def test_a_survivor_that_learns_late_or_names_another_rank_is_a_fault(tmp_path):
     late = TOLD.replace("end_ns=0", f"end_ns={2**63}")
     job = mortal_job(tmp_path, [late, "", TOLD.replace("rank=1", "rank=0")])
     too_late, another = job.lose(1)

@@ -71,21 +71,16 @@ std::string Healing(const v1::HealingStatus& healing) {
                                          FormatBytes(healing.bytes_total())));
 }
 
-// How many ranks have not joined. An older daemon lists all of them, and does not count them.
-std::size_t CountMissing(const v1::JobStatus& job) {
-  return std::max<std::size_t>(job.missing_ranks_total(), job.missing_ranks().size());
-}
-
 std::string MissingRanks(const v1::JobStatus& job, Length length) {
   const std::vector<std::uint32_t> listed(job.missing_ranks().begin(), job.missing_ranks().end());
-  return FormatLowestRanks(listed, CountMissing(job),
+  return FormatLowestRanks(listed, job.missing_ranks_total(),
                            length == Length::kFull ? listed.size() : kShortRanges);
 }
 
 std::string WaitingFor(const v1::JobStatus& job, Length length) {
   if (HasEnded(job)) return "-";
   if (job.state() == v1::JOB_STATE_FORMING) {
-    const std::size_t missing = CountMissing(job);
+    const std::size_t missing = job.missing_ranks_total();
     return missing == 0 ? "-"
                         : absl::StrCat(missing == 1 ? "rank " : "ranks ", MissingRanks(job, length),
                                        " to join");

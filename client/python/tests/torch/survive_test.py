@@ -363,7 +363,7 @@ def one_rank_differs():
         return f"{error.reason}: {error}"
 
 
-def test_ranks_that_differ_are_told_where(daemon):
+def test_an_error_says_where_ranks_differ(daemon):
     for told in run_ranks(one_rank_differs, 2):
         assert re.match("RANKS_DIVERGED: .*optimizer/state/0/exp_avg", told), told
 
@@ -678,7 +678,7 @@ def leaves_early():
         return f"{error.reason}: {error}"
 
 
-def test_a_rank_that_leaves_early_is_told_and_named(daemon):
+def test_an_error_names_the_rank_that_leaves_early(daemon):
     for told in run_ranks(leaves_early, 2):
         assert re.match(
             "RANK_FINISHED: .*rank 1 of job '.*' left .* ago, and rank 0 has begun step 4 of "
