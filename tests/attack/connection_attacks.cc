@@ -520,7 +520,7 @@ void CoordinatorsShortFloods(const Target& target) {
   });
 }
 
-// Asks for engines without end. Each one that the daemon begins to connect takes a thread of its.
+// Asks for engines without end. Each one takes a thread of the daemon while it connects.
 void CoordinatorsEngines(const Target& target) {
   OnThreads(8, [&](int thread, const Begun& begun) {
     using fault::FakeCoordinator;

@@ -30,9 +30,8 @@ constexpr std::uint64_t kMostCost = 64 * kMiB;
 
 // Why the daemon ends connections: before gRPC sees what they send, and after.
 constexpr char kRefused[] =
-    "their headers are too long, have no end or follow messages, they reset too many calls, or "
-    "they "
-    "send too much that is no data";
+    "their headers are too long, have no end or follow messages, they reset too many calls, "
+    "or they send too much that is no data";
 constexpr char kManyCalls[] = "the user has more open calls than a user may have";
 
 struct Case {

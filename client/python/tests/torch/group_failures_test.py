@@ -336,7 +336,7 @@ def test_a_quota_of_the_daemon_only_costs_time(monkeypatch):
 
 # What rank 0 says while it waits for rank 1. On a busy machine each rank may say more.
 _LATE_NOTICES = [
-    r"gradsync: rank 0 still waits for the process group after \S+s: "
+    r"gradsync: rank 0 still waits for the process group after (?:[5-9]|[12]\d)s: "
     r'rank 1 has not called init_process_group\("gradsync"\)',
     r"gradsync: rank 0 still waits for a collective after \S+s: "
     r"rank 1 has not begun collective 2 \(broadcast of 4 float32, root 1\)",
