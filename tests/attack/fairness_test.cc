@@ -47,8 +47,10 @@ class Fairness : public testing::TestWithParam<Case> {};
 TEST_P(Fairness, ANeighboursStepsKeepTheirTime) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const int steps = GetParam().steps;
-  const TestDaemon daemon({"--cuda_library=libcuda.so.1"});
+  const std::vector<std::string> flags = {"--cuda_library=libcuda.so.1"};
+  const TestDaemon daemon(flags);
   LetEveryoneIn(daemon);
+  const auto another_daemon = AnotherDaemonToAttack(flags);
   const std::uint64_t begin_ns = NowNs();
   InnocentJob job(daemon, GetParam().options);
   ASSERT_TRUE(job.ready());
@@ -57,7 +59,7 @@ TEST_P(Fairness, ANeighboursStepsKeepTheirTime) {
   const StepTimes idle = job.Run(steps);
   ASSERT_EQ(idle.error, "");
 
-  const Attacker attacker(daemon, GetParam().attack);
+  const Attacker attacker(another_daemon == nullptr ? daemon : *another_daemon, GetParam().attack);
   ASSERT_TRUE(attacker.ready());
   const std::uint64_t since_ns = NowNs();
   const StepTimes attacked = job.Run(steps);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <utility>
 
 #include "gtest/gtest.h"
@@ -48,6 +49,13 @@ void LetEveryoneIn(const TestDaemon& daemon) {
   for (const std::string& socket : {daemon.socket(), daemon.side_socket()}) {
     EXPECT_EQ(chmod(socket.c_str(), 0666), 0);
   }
+}
+
+std::unique_ptr<TestDaemon> AnotherDaemonToAttack(const std::vector<std::string>& flags) {
+  if (std::getenv("ATTACK_ANOTHER_DAEMON") == nullptr) return nullptr;
+  auto daemon = std::make_unique<TestDaemon>(flags);
+  LetEveryoneIn(*daemon);
+  return daemon;
 }
 
 Attacker::Attacker(const TestDaemon& daemon, const std::string& attack, uid_t user,

@@ -39,6 +39,11 @@ class Attacker {
   bool ready_ = false;
 };
 
+// For comparison: with ATTACK_ANOTHER_DAEMON in the environment, tests of fairness attack a daemon
+// that the innocent job does not use. Then that job shows what the attack's threads cost on these
+// CPUs, whatever its daemon does. Null without it.
+std::unique_ptr<TestDaemon> AnotherDaemonToAttack(const std::vector<std::string>& flags);
+
 // As long as a probe of the kubelet may wait for an answer.
 inline constexpr std::uint64_t kProbeNs = 5'000'000'000 * kScale;
 

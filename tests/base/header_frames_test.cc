@@ -106,7 +106,7 @@ void SendsFewAtATime(HeaderFrames frames, const std::string& frame, std::size_t 
       ASSERT_TRUE(frames.Take(frame.data(), frame.size())) << i;
     }
   };
-  sends(HeaderFrames::kMostBesides);
+  sends(frames.most_besides());
   EXPECT_TRUE(frames.counts());
   frames.Regain(/*ns=*/10'000'000);
   sends(HeaderFrames::kRegainedBesides / 100);
@@ -131,7 +131,7 @@ TEST(HeaderFramesTest, MuchDataPasses) {
   HeaderFrames client;
   ASSERT_TRUE(client.Take(kPreface.data(), kPreface.size()));
   const std::string data = Frame(kData, 0, 1, Data(16384));
-  for (int i = 0; i < 10'000; ++i) ASSERT_TRUE(client.Take(data.data(), data.size()));
+  for (int i = 0; i < 5'000; ++i) ASSERT_TRUE(client.Take(data.data(), data.size()));
 }
 
 TEST(HeaderFramesTest, ServersHeadersMustEnd) {
