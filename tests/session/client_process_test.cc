@@ -2,59 +2,55 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <string>
 
 #include "daemon/base/error.h"
 #include "daemon/base/unique_fd.h"
+#include "tests/kit/forked_child.h"
 
 namespace gradsync::daemon {
 namespace {
 
-// A process that connects to the test and waits to be killed.
-class Child {
+// A process that is connected to the test.
+class ConnectedChild {
  public:
-  Child() {
-    const UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    auto* const any = reinterpret_cast<sockaddr*>(&address);
-    // Without a path the kernel chooses a free abstract name.
-    EXPECT_EQ(bind(listener.get(), any, sizeof(sa_family_t)), 0);
-    EXPECT_EQ(listen(listener.get(), 1), 0);
-    socklen_t length = sizeof(address);
-    EXPECT_EQ(getsockname(listener.get(), any, &length), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      const int connection = ::socket(AF_UNIX, SOCK_STREAM, 0);
-      if (connect(connection, any, length) != 0) _exit(1);
-      for (;;) pause();
-    }
-    socket_ = UniqueFd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  ConnectedChild() : child_([this] { Connect(); }) {
+    socket_ = UniqueFd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
   }
-  ~Child() {
-    if (pid_ > 0) Kill();
-  }
-  void Kill() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-    pid_ = -1;
-  }
-  pid_t pid() const { return pid_; }
+  void Kill() { child_.Kill(); }
+  pid_t pid() const { return child_.pid(); }
   int socket() const { return socket_.get(); }
 
  private:
-  pid_t pid_ = -1;
+  UniqueFd Listen() {
+    UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    address_.sun_family = AF_UNIX;
+    auto* const any = reinterpret_cast<sockaddr*>(&address_);
+    // Without a path the kernel chooses a free abstract name.
+    EXPECT_EQ(bind(listener.get(), any, sizeof(sa_family_t)), 0);
+    EXPECT_EQ(listen(listener.get(), 1), 0);
+    EXPECT_EQ(getsockname(listener.get(), any, &address_bytes_), 0);
+    return listener;
+  }
+  void Connect() const {
+    const int connection = ::socket(AF_UNIX, SOCK_STREAM, 0);
+    const auto* const any = reinterpret_cast<const sockaddr*>(&address_);
+    if (connect(connection, any, address_bytes_) != 0) _exit(1);
+  }
+
+  sockaddr_un address_{};
+  socklen_t address_bytes_ = sizeof(address_);
+  const UniqueFd listener_ = Listen();
+  ForkedChild child_;
   UniqueFd socket_;
 };
 
 TEST(ClientProcessTest, HasTheCredentialsOfTheOtherEnd) {
-  Child child;
+  ConnectedChild child;
   const auto process = ClientOf(child.socket());
   ASSERT_TRUE(process.ok()) << process.status();
   EXPECT_EQ(process->uid, getuid());
@@ -65,7 +61,7 @@ TEST(ClientProcessTest, HasTheCredentialsOfTheOtherEnd) {
 }
 
 TEST(ClientProcessTest, PodIsReadFromItsCgroups) {
-  Child child;
+  ConnectedChild child;
   pid_t asked = 0;
   const auto process = ClientOf(child.socket(), [&asked](pid_t pid) {
     asked = pid;
@@ -77,13 +73,13 @@ TEST(ClientProcessTest, PodIsReadFromItsCgroups) {
 }
 
 TEST(ClientProcessTest, AnotherUsersProcessIsNotTheClient) {
-  Child child;
+  ConnectedChild child;
   EXPECT_TRUE(OpenProcess(child.pid(), getuid()).valid());
   EXPECT_FALSE(OpenProcess(child.pid(), getuid() + 1).valid());
 }
 
 TEST(ClientProcessTest, EndIsKnownAfterThePidIsReused) {
-  Child child;
+  ConnectedChild child;
   const auto process = ClientOf(child.socket());
   ASSERT_TRUE(process.ok());
   EXPECT_FALSE(HasEnded(*process, /*patience_ms=*/0));
@@ -97,7 +93,7 @@ TEST(ClientProcessTest, EndIsKnownAfterThePidIsReused) {
 
 // Its children may hold the socket. They would be in no pod, and nobody would see them end.
 TEST(ClientProcessTest, FailsForAProcessThatHasEnded) {
-  Child child;
+  ConnectedChild child;
   child.Kill();
   const auto process = ClientOf(child.socket());
   EXPECT_EQ(process.status().code(), absl::StatusCode::kAborted) << process.status();

@@ -1,8 +1,6 @@
 #include "daemon/session/pod_place.h"
 
 #include <gtest/gtest.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <string>
@@ -11,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "daemon/base/unique_fd.h"
+#include "tests/kit/forked_child.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -156,41 +154,8 @@ TEST(PodPlaceTest, WhatItCannotReadIsUnknown) {
       });
 }
 
-// A child that ends when the test says so.
-class Child {
- public:
-  Child() {
-    int lifeline[2] = {};
-    EXPECT_EQ(pipe2(lifeline, 0), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      close(lifeline[1]);
-      char end = 0;
-      while (read(lifeline[0], &end, 1) < 0) {
-      }
-      _exit(0);
-    }
-    close(lifeline[0]);
-    lifeline_ = UniqueFd(lifeline[1]);
-    pidfd_ = UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
-  }
-  ~Child() { End(); }
-  void End() {
-    if (!lifeline_.valid()) return;
-    lifeline_.reset();
-    waitpid(pid_, nullptr, 0);
-  }
-  pid_t pid() const { return pid_; }
-  int pidfd() const { return pidfd_.get(); }
-
- private:
-  pid_t pid_ = 0;
-  UniqueFd lifeline_;
-  UniqueFd pidfd_;
-};
-
 TEST(PodPlaceTest, ReadsTheCgroupOfALivingProcess) {
-  Child child;
+  ForkedChild child;
   const auto text = ReadCgroups(child.pid());
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_TRUE(PodPlaceOf(child.pid(), child.pidfd()) == PodPlaceIn(*text));
@@ -202,22 +167,22 @@ TEST(PodPlaceTest, ReadsTheCgroupOfALivingProcess) {
 
 // The process of a pod hands its connection on and ends, and its number is used again.
 TEST(PodPlaceTest, ProcessThatEndsWhileItIsReadIsUnknown) {
-  Child child;
+  ForkedChild child;
   const auto reused = [&child](pid_t) {
-    child.End();
+    child.Kill();
     return std::string("0::/\n");
   };
   EXPECT_TRUE(PodPlaceOf(child.pid(), child.pidfd(), reused) == kUnknown);
-  Child other;
+  ForkedChild other;
   const auto gone = [&other](pid_t) -> absl::StatusOr<std::string> {
-    other.End();
+    other.Kill();
     return absl::NotFoundError("no such process");
   };
   EXPECT_TRUE(PodPlaceOf(other.pid(), other.pidfd(), gone) == kUnknown);
 }
 
 TEST(PodPlaceTest, WhereProcHidesProcessesThereAreNoPods) {
-  Child child;
+  ForkedChild child;
   const auto failing = [](absl::StatusCode code) {
     return [code](pid_t) -> absl::StatusOr<std::string> { return absl::Status(code, "no"); };
   };

@@ -2,9 +2,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <functional>
@@ -17,6 +14,7 @@
 
 #include "daemon/base/error.h"
 #include "proto/gradsync/shared_memory.h"
+#include "tests/kit/forked_child.h"
 #include "tests/session/session_fixture.h"
 
 namespace gradsync::daemon {
@@ -531,31 +529,17 @@ TEST_F(HeldSessionTest, ClosedOneIsHeldWhenItsProcessHasEnded) {
   EXPECT_TRUE(OpenHeld(1).session.ok());
 }
 
-// A process that sleeps until it is killed.
-class Sleeper {
- public:
-  Sleeper() : pid_(fork()) {
-    for (; pid_ == 0;) pause();
-  }
-  ~Sleeper() {
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  ClientProcess Process() const {
-    ClientProcess process;
-    process.uid = 1000;
-    process.pid = pid_;
-    process.pidfd = std::make_shared<UniqueFd>(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
-    return process;
-  }
-
- private:
-  const pid_t pid_;
-};
+ClientProcess ProcessOf(const ForkedChild& child) {
+  ClientProcess process;
+  process.uid = 1000;
+  process.pid = child.pid();
+  process.pidfd = std::make_shared<UniqueFd>(dup(child.pidfd()));
+  return process;
+}
 
 TEST_F(HeldSessionTest, ClosedOneWhoseProcessLivesIsKilledAfterItsLeaseAndThenHeld) {
-  Sleeper sleeper;
-  process_of_1_ = sleeper.Process();
+  const ForkedChild sleeper;
+  process_of_1_ = ProcessOf(sleeper);
   Begin();
   Close(1);
   clock_.Advance(sessions_.policy().lease_ns - 1);
@@ -585,8 +569,8 @@ TEST_F(HeldSessionTest, ClosedOneThatCannotBeKilledEndsTheJobAfterItsLease) {
 
 // No other rank would have the state.
 TEST_F(HeldSessionTest, ClosedOneWhoseRankIsNotHeldIsNotKilled) {
-  Sleeper sleeper;
-  process_of_1_ = sleeper.Process();
+  const ForkedChild sleeper;
+  process_of_1_ = ProcessOf(sleeper);
   Begin();
   Die(0);
   Close(0);
@@ -599,8 +583,8 @@ TEST_F(HeldSessionTest, ClosedOneWhoseRankIsNotHeldIsNotKilled) {
 }
 
 TEST_F(HeldSessionTest, ClosedOneWhoseProcessHasAnotherSessionIsNotKilled) {
-  Sleeper sleeper;
-  process_of_1_ = sleeper.Process();
+  const ForkedChild sleeper;
+  process_of_1_ = ProcessOf(sleeper);
   Begin();
   request_.job_id = "another";
   const Opened another = OpenHeld(1);
@@ -616,8 +600,8 @@ TEST_F(HeldSessionTest, ClosedOneWhoseProcessHasAnotherSessionIsNotKilled) {
 }
 
 TEST_F(HeldSessionTest, ClosedOneIsNotKilledIfNoOtherRankIsThere) {
-  Sleeper sleeper;
-  process_of_1_ = sleeper.Process();
+  const ForkedChild sleeper;
+  process_of_1_ = ProcessOf(sleeper);
   Begin();
   for (const std::uint32_t rank : {0u, 1u}) Close(rank);
   clock_.Advance(sessions_.policy().lease_ns);
@@ -627,8 +611,8 @@ TEST_F(HeldSessionTest, ClosedOneIsNotKilledIfNoOtherRankIsThere) {
 }
 
 TEST_F(HeldSessionTest, SilentOneIsKilledAndThenHeld) {
-  Sleeper sleeper;
-  process_of_1_ = sleeper.Process();
+  const ForkedChild sleeper;
+  process_of_1_ = ProcessOf(sleeper);
   Begin();
   const std::uint64_t lease_ns = sessions_.policy().lease_ns;
   clock_.Advance(lease_ns / 3);
@@ -669,8 +653,8 @@ TEST_F(HeldSessionTest, ReplacementThatBreaksTheProtocolEndsAlone) {
 TEST_F(HeldSessionTest, ReplacementThatLivesOnAfterABreachIsKilled) {
   Begin();
   Die(1);
-  Sleeper sleeper;
-  process_of_1_ = sleeper.Process();
+  const ForkedChild sleeper;
+  process_of_1_ = ProcessOf(sleeper);
   opened_[1] = OpenHeld(1);
   sessions_.EndForBreach(*opened_[1].session, Breach());
   clock_.Advance(sessions_.policy().lease_ns);
@@ -701,8 +685,8 @@ TEST_F(HeldSessionTest, SilentOneThatCannotBeKilledEndsTheJob) {
 }
 
 TEST_F(HeldSessionTest, SilentOneThatHasLeftIsNotKilled) {
-  Sleeper sleeper;
-  process_of_1_ = sleeper.Process();
+  const ForkedChild sleeper;
+  process_of_1_ = ProcessOf(sleeper);
   Begin();
   ASSERT_TRUE(opened_[1].job().Leave(opened_[1]->identity().session(), /*exit=*/true).ok());
   for (int i = 0; i < 3; ++i) {
