@@ -327,8 +327,8 @@ std::vector<OptionEntry> MakeTable() {
              "8GiB"}),
 
       String(
-          &Options::peer_listen, "ADDRESS", "host:port, host (port 7417), or empty",
-          CheckPeerListen,
+          &Options::peer_listen, "ADDRESS",
+          absl::StrCat("host:port, host (port ", kPeerPort, "), or empty"), CheckPeerListen,
           {"peer_listen", kPeers,
            "Address on which this daemon listens for daemons of other nodes. Jobs that span nodes "
            "need it. Empty: the daemon does not listen. An address that other machines reach needs "

@@ -16,6 +16,7 @@
 #include "daemon/base/logging.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/worker/collective_gate.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 
@@ -72,7 +73,7 @@ struct Options {
   // One per wrapped module; a GAN has two.
   std::uint32_t quota_layouts_per_session = 64;
   // Enough for 100 GiB of gradients in buckets of 25 MiB.
-  std::uint32_t quota_buckets_per_layout = 4096;
+  std::uint32_t quota_buckets_per_layout = kDefaultMaxBuckets;
   std::uint32_t quota_parameters_per_layout = 100'000;
   // Bytes that the daemon itself keeps for a user: names and plans of layouts, the state of steps,
   // timelines, jobs, and messages that trainers do not read. Enough for a layout of 100,000

@@ -54,6 +54,7 @@
 #include "daemon/job/staging_memory.h"
 #include "daemon/job/state_healing.h"
 #include "daemon/reduce/reducer.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 
@@ -74,7 +75,7 @@ struct JobEnvironment {
   Reducer* reducer = nullptr;
   // The daemon's copier (docs/architecture.md), not the sessions' executor. Never runs work inline.
   UserExecutor* executor = nullptr;
-  std::size_t max_buckets_per_layout = 4096;
+  std::size_t max_buckets_per_layout = kDefaultMaxBuckets;
   ArenaQuota* memory = nullptr;    // charged for what jobs keep; null: nothing is charged
   std::string node_name;           // for jobs with ranks on other nodes
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs

@@ -330,7 +330,7 @@ void LayoutChannel::Reduced(std::size_t index, const ReduceTimes& times, std::ui
                             DeferredActions* actions) {
   const ReduceOperation& operation = reductions_[index];
   step_.Done(index, times);
-  if (spec().on_gpu) gpu_verdict_.Add(operation);
+  if (spec().on_gpu) of_step_.gpu_verdict.Add(operation);
   if (step_.phase() == Phase::kCut) return;
   stats_.RecordBucket(step_.Times(index).ready_ns, times.start_ns, times.finish_ns,
                       operation.count * ItemSize(operation.dtype));
@@ -375,8 +375,8 @@ void LayoutChannel::CopyAverage(std::size_t index, std::uint32_t rank, DeferredA
   const RankMemory* const source = agreement_.memory(from);
   const RankMemory* const target = agreement_.memory(to);
   if (source == nullptr || target == nullptr) return;
-  copies_.push_back(std::make_unique<AverageCopy>());
-  AverageCopy* const copy = copies_.back().get();
+  of_step_.copies.push_back(std::make_unique<AverageCopy>());
+  AverageCopy* const copy = of_step_.copies.back().get();
   copy->bucket = index;
   copy->to = to;
   copy->from = from;
@@ -442,22 +442,22 @@ void LayoutChannel::GiveUp(DeferredActions* actions) {
 
 bool LayoutChannel::MaybeSeenComplete() const {
   return spec().on_gpu && step_.begun() && step_.AllReduced() &&
-         gpu_verdict_.state() != GpuVerdict::State::kVoid;
+         of_step_.gpu_verdict.state() != GpuVerdict::State::kVoid;
 }
 
 bool LayoutChannel::SeenComplete() const {
-  return MaybeSeenComplete() && gpu_verdict_.state() == GpuVerdict::State::kGood;
+  return MaybeSeenComplete() && of_step_.gpu_verdict.state() == GpuVerdict::State::kGood;
 }
 
 void LayoutChannel::FinishSeen(std::uint64_t now_ns, DeferredActions* actions) {
   if (!MaybeSeenComplete()) return;
-  Finish(SeenComplete() ? absl::OkStatus() : report().InDoubt(gpu_verdict_.doubt()), now_ns,
+  Finish(SeenComplete() ? absl::OkStatus() : report().InDoubt(of_step_.gpu_verdict.doubt()), now_ns,
          actions);
 }
 
 void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) {
   if (!step_.begun() || step_.phase() == Phase::kCut || in_flight() > 0) return;
-  if (gpu_verdict_.state() == GpuVerdict::State::kVoid) step_.Void(report().VoidOnGpus());
+  if (of_step_.gpu_verdict.state() == GpuVerdict::State::kVoid) step_.Void(report().VoidOnGpus());
   // After a step's last launch only the GPUs decide its verdict. If they have completed the step,
   // it can no longer become void: its deadline then only ends the wait for the ranks' EndStep.
   bool wait_for_ranks = true;
@@ -485,17 +485,18 @@ bool LayoutChannel::SignalLater(DeferredActions* actions) {
   const std::size_t buckets = plan_.buckets.size();
   if (buckets * members_->world_size() <= terms_.signalled_at_once) return false;
   Pieces pieces([this] { signalled_(this); });
-  bool any = !signals_.begun;
+  bool any = !of_step_.signals.begun;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     const RankMemory* const memory = agreement_.memory(rank);
     if (memory == nullptr || memory->semaphores == nullptr) continue;
     // After a loss a rank may map other memory while the words are written.
     const std::shared_ptr<SemaphorePage>& page = memory->semaphores;
-    if (std::find(signals_.pages.begin(), signals_.pages.end(), page) != signals_.pages.end()) {
+    if (std::find(of_step_.signals.pages.begin(), of_step_.signals.pages.end(), page) !=
+        of_step_.signals.pages.end()) {
       continue;
     }
     any = true;
-    signals_.pages.push_back(page);
+    of_step_.signals.pages.push_back(page);
     for (std::size_t begin = 0; begin < buckets; begin += kSignalsPerTurn) {
       pieces.Add([page, step = step(), begin, end = std::min(buckets, begin + kSignalsPerTurn)] {
         page->DeclareVoid(step);
@@ -504,13 +505,13 @@ bool LayoutChannel::SignalLater(DeferredActions* actions) {
     }
   }
   if (!any) return false;
-  signals_.begun = signals_.under_way = true;
+  of_step_.signals.begun = of_step_.signals.under_way = true;
   pieces.Begin(actions);
   return true;
 }
 
 void LayoutChannel::Signalled(std::uint64_t now_ns, DeferredActions* actions) {
-  signals_.under_way = false;
+  of_step_.signals.under_way = false;
   MaybeFinish(now_ns, actions);
 }
 
@@ -518,18 +519,13 @@ void LayoutChannel::SignalNow() {
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     const RankMemory* const memory = agreement_.memory(rank);
     if (memory == nullptr || memory->semaphores == nullptr) continue;
-    const auto& pages = signals_.pages;
+    const auto& pages = of_step_.signals.pages;
     if (std::find(pages.begin(), pages.end(), memory->semaphores) != pages.end()) continue;
     memory->semaphores->DeclareVoid(step());
     for (std::size_t i = 0; i < plan_.buckets.size(); ++i) {
       memory->semaphores->SignalDone(i, step());
     }
   }
-}
-
-void LayoutChannel::ForgetSignals(DeferredActions* actions) {
-  for (auto& page : signals_.pages) actions->releases.push_back(std::move(page));
-  signals_ = Signals();
 }
 
 void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredActions* actions) {
@@ -562,26 +558,27 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     if (step_.Ended(rank)) last_ended_[rank] = step();
     const bool began_later = first_step_[rank] > step();
-    if (complete && step_.Ended(rank) && !began_later) members_->Stepped(rank, last_operation_);
+    if (complete && step_.Ended(rank) && !began_later)
+      members_->Stepped(rank, of_step_.last_operation);
     // A rank that was lost after the GPUs had completed the step gets the verdict before its
     // session's end.
     const bool tell = members_->IsAwaited(rank) || (*members_)[rank].state == RankState::kLost;
     if (tell && !began_later) members_->Send(rank, StepDoneMessage{channel(), record}, actions);
   }
   can_replace_ranks_ = can_replace_ranks_ || complete;
+  ReleaseStep(actions);
+  of_step_ = StepState();
   step_ = NewStep(step() + 1);
-  last_operation_decided_ = false;
-  gpu_verdict_ = GpuVerdict();
-  ForgetSignals(actions);
-  ReleaseCopies(actions);
   // No bucket is bound to it: losses and reductions have seen to that.
   agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
 }
 
-void LayoutChannel::ReleaseCopies(DeferredActions* actions) {
-  // Later: this may be called by the last one.
-  for (auto& copy : copies_) actions->releases.push_back(std::move(copy));
-  copies_.clear();
+void LayoutChannel::ReleaseStep(DeferredActions* actions) {
+  for (auto& page : of_step_.signals.pages) actions->releases.push_back(std::move(page));
+  // Later: the last copy may have called this.
+  for (auto& copy : of_step_.copies) actions->releases.push_back(std::move(copy));
+  of_step_.signals = Signals();
+  of_step_.copies.clear();
 }
 
 std::uint32_t LayoutChannel::RanksOfStep() const {
@@ -642,7 +639,7 @@ void LayoutChannel::ReleaseLostMemory(DeferredActions* actions) {
 
 bool LayoutChannel::Touches(RankSession session) const {
   if (step_.HasGradientsOf(session)) return true;
-  return std::any_of(copies_.begin(), copies_.end(), [session](const auto& copy) {
+  return std::any_of(of_step_.copies.begin(), of_step_.copies.end(), [session](const auto& copy) {
     return (copy->state != AverageCopy::State::kDone && copy->to == session) ||
            (copy->state == AverageCopy::State::kCopying && copy->from == session);
   });
@@ -709,8 +706,7 @@ void LayoutChannel::ReleaseMemory(DeferredActions* actions) {
     agreement_.ReleaseMemory(rank, actions);
   }
   agreement_.ReleaseLostMemory([](RankSession) { return false; }, actions);
-  ForgetSignals(actions);
-  ReleaseCopies(actions);
+  ReleaseStep(actions);
 }
 
 void LayoutChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {

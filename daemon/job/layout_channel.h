@@ -100,9 +100,9 @@ class LayoutChannel {
   // live ranks call the same operations before this EndStep, so the first live rank decides. If no
   // live rank ends the step, the last rank that ends it decides.
   void NoteOperation(std::uint64_t step, std::uint64_t operation, bool live) {
-    if (step != step_.number() || last_operation_decided_) return;
-    last_operation_ = operation;
-    last_operation_decided_ = live;
+    if (step != step_.number() || of_step_.last_operation_decided) return;
+    of_step_.last_operation = operation;
+    of_step_.last_operation_decided = live;
   }
   // The rank no longer uses the layout, and sends no further message about it. The rank's memory is
   // released as soon as no reduction can touch it. A step that needs the rank is void after 5 s.
@@ -121,7 +121,7 @@ class LayoutChannel {
   // The done words of a void step are written.
   void Signalled(std::uint64_t now_ns, DeferredActions* actions);
   // How many pieces of work touch memory of the layout or of its sessions.
-  std::size_t in_flight() const { return step_.in_flight() + (signals_.under_way ? 1 : 0); }
+  std::size_t in_flight() const { return step_.in_flight() + (of_step_.signals.under_way ? 1 : 0); }
 
   // ---- Membership
   // True if the rank has begun the running step.
@@ -257,8 +257,8 @@ class LayoutChannel {
   // contributed to a reduced bucket, the memory of one lost session stays, because it has the
   // average.
   void ReleaseLostMemory(DeferredActions* actions);
-  void ReleaseCopies(DeferredActions* actions);
-  void ForgetSignals(DeferredActions* actions);
+  // Releases the memory that of_step_ holds.
+  void ReleaseStep(DeferredActions* actions);
   // Releases the rank's memory if it has released the layout and is in no step.
   void ReleaseIfUnused(std::uint32_t rank, DeferredActions* actions);
 
@@ -272,20 +272,25 @@ class LayoutChannel {
   LayoutAgreement agreement_;
   BucketReductions reductions_;
 
-  RunningStep step_;
-  GpuVerdict gpu_verdict_;  // of step_
-  // The last operation of the job's channel before the EndStep of step_: see NoteOperation().
-  std::uint64_t last_operation_ = 0;
-  bool last_operation_decided_ = false;  // a live rank has ended step_
-  // What the executor does at the end of step_ if that is void: it writes done words.
+  // What the executor does at the end of a void step: it writes done words.
   struct Signals {
     bool begun = false;
     bool under_way = false;
     std::vector<std::shared_ptr<SemaphorePage>> pages;  // the words that it writes
   };
-  Signals signals_;
-  std::vector<std::unique_ptr<AverageCopy>> copies_;  // of step_
-  EarlyMessages early_;                               // about the step after step_
+  // What belongs to step_ besides its marks and its phase.
+  struct StepState {
+    GpuVerdict gpu_verdict;
+    // The last operation of the job's channel before the step's EndStep: see NoteOperation().
+    std::uint64_t last_operation = 0;
+    bool last_operation_decided = false;  // a live rank has ended the step
+    Signals signals;
+    std::vector<std::unique_ptr<AverageCopy>> copies;
+  };
+  // The running step. Both are replaced at its end.
+  RunningStep step_;
+  StepState of_step_;
+  EarlyMessages early_;  // about the step after step_
   // By rank: the last step that it has ended. Steps between that one and step_ were void.
   std::vector<std::uint64_t> last_ended_;
   std::vector<bool> released_;              // by rank

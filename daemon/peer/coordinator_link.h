@@ -34,6 +34,7 @@
 #include "daemon/rpc/message_stream.h"
 #include "daemon/rpc/node_status_source.h"
 #include "gradsync/v1/peer.pb.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 
@@ -49,7 +50,7 @@ struct LinkContext {
   std::uint64_t staging_bytes = 0;
   // How long a link without ranks stays, with its engine, in case the job starts again.
   std::uint64_t idle_ns = 300'000'000'000;
-  std::size_t max_buckets = 4096;
+  std::size_t max_buckets = kDefaultMaxBuckets;
   EngineLimits engine_limits;
   EngineMaker make_engine;
   PeerTurns* turns = nullptr;

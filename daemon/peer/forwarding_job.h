@@ -18,6 +18,7 @@
 #include "daemon/peer/worker_proxy_server.h"
 #include "gradsync/v1/gradsync.pb.h"
 #include "gradsync/v1/peer.pb.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 
@@ -38,7 +39,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   struct Context {
     std::function<void(v1::AttachRequest)> send;
     UserExecutor* executor = nullptr;  // frees memory, and writes done words of void steps
-    std::size_t max_buckets = 4096;
+    std::size_t max_buckets = kDefaultMaxBuckets;
     std::string coordinator;                     // its address
     std::shared_ptr<WorkerProxyServer> workers;  // the workers that the coordinator may call
   };

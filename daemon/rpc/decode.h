@@ -18,14 +18,15 @@
 #include "daemon/job/state_healing.h"
 #include "daemon/session/session_table.h"
 #include "gradsync/v1/gradsync.pb.h"
+#include "proto/gradsync/limits.h"
 
 namespace gradsync::daemon {
 
 // The most that one message may ask for.
 struct DecodeLimits {
-  std::size_t parameters = 100'000;         // of one layout
-  std::size_t buckets = 4096;               // of one layout
-  std::uint64_t staging_bytes = 32u << 20;  // of a rank: the largest all-reduce
+  std::size_t parameters = 100'000;          // of one layout
+  std::size_t buckets = kDefaultMaxBuckets;  // of one layout
+  std::uint64_t staging_bytes = 32u << 20;   // of a rank: the largest all-reduce
 };
 
 // Also chooses the protocol version. FAILED_PRECONDITION VERSION, UNIMPLEMENTED LOSS_POLICY.

@@ -22,6 +22,8 @@ inline constexpr std::size_t kMaxRequestBytes = 64 << 10;
 // The most parameters of a layout: EndStep.used_map, a bit for each, fits one message.
 inline constexpr std::uint32_t kMaxParameters = 500'000;
 inline constexpr std::size_t kMaxDimensions = 32;  // Parameter.shape
+// The most buckets of a layout, unless quota_buckets_per_layout says otherwise.
+inline constexpr std::uint32_t kDefaultMaxBuckets = 4096;
 
 // Longest texts, in bytes.
 inline constexpr std::size_t kMaxJobIdBytes = 128;
