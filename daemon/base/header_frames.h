@@ -31,21 +31,23 @@ class HeaderFrames {
   // second: 0.14 MB of a trainer with 4,000 barriers, 0.18 MB of one with 260,000 buckets, and 0.18
   // MB of a node with 6,000 messages.
   //
-  // At once, a client needs 36 KiB if it marks 4,096 buckets, each in a frame of its own. Measured
-  // with 8 ranks and 4,096 buckets, on one node and on two, while a daemon stops for 0.9 s now and
-  // then: 2 KiB of a client, 32 KiB of a coordinator. With 256 KiB of frames on a call that has
-  // ended, a client kept a thread of gRPC's busy for 131 ms. The threads of gRPC's executor serve
-  // all connections.
-  static constexpr std::uint32_t kMostBesidesOfClient = 48 << 10;
-  static constexpr std::uint32_t kMostBesidesOfServer = 256 << 10;
+  // When the daemon stops for a while, messages wait, and then come at once. A trainer's connection
+  // has a window of 64 KiB: at most some 4,400 messages wait, with 39 KiB besides data. Between
+  // daemons the window grows. There 32 KiB are the most that were measured: a coordinator's with 8
+  // ranks and 4,096 buckets, while the other daemon stops for 0.7 s at a time. A client that sends
+  // 256 KiB of frames on a call that has ended keeps a thread of gRPC's executor busy for 131 ms.
+  // These threads serve all connections.
+  static constexpr std::uint32_t kMostBesidesOfTrainer = 48 << 10;
+  static constexpr std::uint32_t kMostBesidesOfDaemon = 256 << 10;
   static constexpr std::uint32_t kRegainedBesides = 2 << 20;
 
-  // A client's frames, with any number of calls.
+  // A trainer's frames, or those of another client of the node, with any number of calls.
   HeaderFrames() = default;
-  // A client's frames. `most_calls`: over the life of the connection; 0: any number.
+  // The frames of another daemon that is a client. `most_calls`: over the life of the connection,
+  // not 0.
   explicit HeaderFrames(std::uint32_t most_calls) : most_headers_(most_calls) {}
-  // A server's frames. It sends headers twice for a call: before its messages, and as trailers.
-  // `most_calls` as above, but not 0.
+  // The frames of another daemon that is a server. It sends headers twice for a call: before its
+  // messages, and as trailers.
   static HeaderFrames OfServer(std::uint32_t most_calls) {
     HeaderFrames frames(2 * most_calls);
     frames.skipped_ = kPreface;  // a server sends none
@@ -83,7 +85,7 @@ class HeaderFrames {
   // no data.
   bool counts() const { return resets_ > 0 || besides_ > most_besides() / 4; }
   std::uint32_t most_besides() const {
-    return of_server_ ? kMostBesidesOfServer : kMostBesidesOfClient;
+    return most_headers_ > 0 ? kMostBesidesOfDaemon : kMostBesidesOfTrainer;
   }
   void ForgetResets() { resets_ = 0; }
   // So much time has passed since the last call.

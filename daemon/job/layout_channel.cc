@@ -558,8 +558,9 @@ void LayoutChannel::Finish(absl::Status verdict, std::uint64_t now_ns, DeferredA
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     if (step_.Ended(rank)) last_ended_[rank] = step();
     const bool began_later = first_step_[rank] > step();
-    if (complete && step_.Ended(rank) && !began_later)
+    if (complete && step_.Ended(rank) && !began_later) {
       members_->Stepped(rank, of_step_.last_operation);
+    }
     // A rank that was lost after the GPUs had completed the step gets the verdict before its
     // session's end.
     const bool tell = members_->IsAwaited(rank) || (*members_)[rank].state == RankState::kLost;

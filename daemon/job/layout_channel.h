@@ -278,7 +278,7 @@ class LayoutChannel {
     bool under_way = false;
     std::vector<std::shared_ptr<SemaphorePage>> pages;  // the words that it writes
   };
-  // What belongs to step_ besides its marks and its phase.
+  // What belongs to the running step and is not in RunningStep.
   struct StepState {
     GpuVerdict gpu_verdict;
     // The last operation of the job's channel before the step's EndStep: see NoteOperation().
@@ -287,7 +287,7 @@ class LayoutChannel {
     Signals signals;
     std::vector<std::unique_ptr<AverageCopy>> copies;
   };
-  // The running step. Both are replaced at its end.
+  // The running step has these two parts. Both are replaced at its end.
   RunningStep step_;
   StepState of_step_;
   EarlyMessages early_;  // about the step after step_

@@ -27,7 +27,8 @@ TEST_P(AcrossNodes, ANeighboursStepsKeepTheirTime) {
   const TestDaemon other(fault::TwoNodes::Flags("127.0.0.2", "other"));
   LetEveryoneIn(daemon);
   LetEveryoneIn(other);
-  const auto another_daemon = AnotherDaemonToAttack(fault::TwoNodes::Flags("127.0.0.3", "another"));
+  const auto another_daemon = AnotherDaemonToAttack(fault::TwoNodes::Flags("127.0.0.3", "third"));
+  const auto its_other = AnotherDaemonToAttack(fault::TwoNodes::Flags("127.0.0.4", "fourth"));
   const std::string peer = daemon.Status().peer_address();
   const std::vector<std::string> across = {"--other_socket=" + other.socket(),
                                            "--coordinator=" + peer, "--buckets=4", "--count=16384"};
@@ -39,7 +40,7 @@ TEST_P(AcrossNodes, ANeighboursStepsKeepTheirTime) {
 
   const TestDaemon& target = another_daemon == nullptr ? daemon : *another_daemon;
   const Attacker attacker(target, GetParam(), kAttacker, target.Status().peer_address(),
-                          other.socket());
+                          its_other == nullptr ? other.socket() : its_other->socket());
   ASSERT_TRUE(attacker.ready());
   const std::uint64_t since_ns = NowNs();
   const StepTimes attacked = job.Run(kSteps);

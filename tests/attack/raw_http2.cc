@@ -254,14 +254,13 @@ bool RawHttp2::SendPings(int count) {
   return Send(pings);
 }
 
-void RawHttp2::StallAndClose() {
-  // Each is answered with a frame of 9 bytes. gRPC keeps up to 10,000 such answers.
+bool RawHttp2::SendSettings(int count) {
   std::string settings;
-  for (int i = 0; i < 1000; ++i) settings += Frame(kSettings, 0, 0, "");
-  for (int i = 0; i < 9 && Send(settings); ++i) {
-  }
-  shutdown(fd_.get(), SHUT_WR);
+  for (int i = 0; i < count; ++i) settings += Frame(kSettings, 0, 0, "");
+  return Send(settings);
 }
+
+void RawHttp2::SendNoMore() { shutdown(fd_.get(), SHUT_WR); }
 
 bool RawHttp2::OpenAndReset(const std::string& path, int calls) {
   // POST and http by their numbers in HPACK's table, to send as many calls as possible.

@@ -75,9 +75,10 @@ class RawHttp2 {
   bool SendSmallData(std::size_t bytes);
   // Sends `count` pings at once. Each is answered with 17 bytes.
   bool SendPings(int count);
-  // Makes the server answer more than the socket holds, and says that nothing more comes. So the
-  // server cannot finish its write. The connection stays.
-  void StallAndClose();
+  // Sends `count` empty SETTINGS at once. Each is answered with 9 bytes.
+  bool SendSettings(int count);
+  // Says that nothing more comes. The connection stays.
+  void SendNoMore();
 
  private:
   RawHttp2(Descriptor connected, const std::string& first);

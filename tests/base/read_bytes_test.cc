@@ -84,7 +84,7 @@ TEST(ReadBytesTest, BytesThatAreNoDataAreRegained) {
   LimitedConnection connection;
   const std::string ping({0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8});
   std::string pings;
-  while (2 * (pings.size() + ping.size()) <= HeaderFrames::kMostBesidesOfClient) pings += ping;
+  while (2 * (pings.size() + ping.size()) <= HeaderFrames::kMostBesidesOfTrainer) pings += ping;
   EXPECT_TRUE(connection.Brings(kPreface));
   for (int round = 0; round < 2; ++round) {
     EXPECT_TRUE(connection.Brings(pings));

@@ -6,12 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 namespace gradsync {
 namespace {
 
 pid_t Fork(const std::function<void()>& begin) {
   const pid_t pid = fork();
-  if (pid != 0) return pid;
+  if (pid < 0) std::abort();
+  if (pid > 0) return pid;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (begin) begin();
   for (;;) pause();

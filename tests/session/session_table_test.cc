@@ -533,7 +533,7 @@ ClientProcess ProcessOf(const ForkedChild& child) {
   ClientProcess process;
   process.uid = 1000;
   process.pid = child.pid();
-  process.pidfd = std::make_shared<UniqueFd>(dup(child.pidfd()));
+  process.pidfd = std::make_shared<UniqueFd>(fcntl(child.pidfd(), F_DUPFD_CLOEXEC, 0));
   return process;
 }
 
