@@ -33,21 +33,22 @@ class HeaderFrames {
   //
   // When the daemon stops for a while, messages wait, and then come at once. A trainer's connection
   // has a window of 64 KiB: at most some 4,400 messages wait, with 39 KiB besides data. Between
-  // daemons the window grows. There 32 KiB are the most that were measured: a coordinator's with 8
-  // ranks and 4,096 buckets, while the other daemon stops for 0.7 s at a time. A client that sends
-  // 256 KiB of frames on a call that has ended keeps a thread of gRPC's executor busy for 131 ms.
-  // These threads serve all connections.
+  // daemons the window grows. Measured with 4,096 buckets and 4 ranks on each of two nodes, while
+  // one of the daemons stops for up to 2 s at a time: 120 KB of the node, 32 KiB of its
+  // coordinator. A client that sends 256 KiB of frames on a call that has ended keeps a thread of
+  // gRPC's executor busy for 131 ms. These threads serve all connections.
   static constexpr std::uint32_t kMostBesidesOfTrainer = 48 << 10;
-  static constexpr std::uint32_t kMostBesidesOfDaemon = 256 << 10;
+  static constexpr std::uint32_t kMostBesidesOfNode = 1 << 20;
+  static constexpr std::uint32_t kMostBesidesOfCoordinator = 256 << 10;
   static constexpr std::uint32_t kRegainedBesides = 2 << 20;
 
   // A trainer's frames, or those of another client of the node, with any number of calls.
   HeaderFrames() = default;
-  // The frames of another daemon that is a client. `most_calls`: over the life of the connection,
-  // not 0.
+  // The frames of another node, a client of this coordinator. `most_calls`: over the life of the
+  // connection, not 0.
   explicit HeaderFrames(std::uint32_t most_calls) : most_headers_(most_calls) {}
-  // The frames of another daemon that is a server. It sends headers twice for a call: before its
-  // messages, and as trailers.
+  // The frames of a coordinator, a server. It sends headers twice for a call: before its messages,
+  // and as trailers.
   static HeaderFrames OfServer(std::uint32_t most_calls) {
     HeaderFrames frames(2 * most_calls);
     frames.skipped_ = kPreface;  // a server sends none
@@ -85,7 +86,8 @@ class HeaderFrames {
   // no data.
   bool counts() const { return resets_ > 0 || besides_ > most_besides() / 4; }
   std::uint32_t most_besides() const {
-    return most_headers_ > 0 ? kMostBesidesOfDaemon : kMostBesidesOfTrainer;
+    if (of_server_) return kMostBesidesOfCoordinator;
+    return most_headers_ > 0 ? kMostBesidesOfNode : kMostBesidesOfTrainer;
   }
   void ForgetResets() { resets_ = 0; }
   // So much time has passed since the last call.

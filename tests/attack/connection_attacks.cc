@@ -327,11 +327,11 @@ void Headers(const Connect& connect, const std::string& method) {
       [](RawHttp2* connection) { return connection->ContinueHeaders(); });
 }
 
-// Sends a session's messages in frames of so many bytes; 0: empty ones, which never become a
+// Sends a call's messages in frames of so many bytes; 0: empty ones, which never become a
 // message.
-void SmallData(const Connect& connect, std::size_t bytes) {
+void SmallData(const Connect& connect, const std::string& method, std::size_t bytes) {
   WithoutEnd(
-      4, connect, [&](RawHttp2* connection) { return connection->Begin(kSession, ""); },
+      4, connect, [&](RawHttp2* connection) { return connection->Begin(method, ""); },
       [&](RawHttp2* connection) { return connection->SendSmallData(bytes); });
 }
 
@@ -599,8 +599,9 @@ Attacks ConnectionAttacks() {
       {"reset_and_close", {[](const Target& t) { ResetAndClose(t, kSession); }}},
       {"nothings", {[](const Target& t) { Nothings(ToSocket(t)); }}},
       {"peer_nothings", {[](const Target& t) { Nothings(ToPeer(t)); }, kOnPeerPort}},
-      {"empty_data", {[](const Target& t) { SmallData(ToSocket(t), 0); }}},
-      {"small_data", {[](const Target& t) { SmallData(ToSocket(t), 5); }}},
+      {"empty_data", {[](const Target& t) { SmallData(ToSocket(t), kSession, 0); }}},
+      {"small_data", {[](const Target& t) { SmallData(ToSocket(t), kSession, 5); }}},
+      {"peer_small_data", {[](const Target& t) { SmallData(ToPeer(t), kAttach, 5); }, kOnPeerPort}},
       {"coordinators_headers", {CoordinatorsHeaders}},
       {"coordinators_engines", {CoordinatorsEngines}},
       {"coordinators_short_floods", {CoordinatorsShortFloods}},

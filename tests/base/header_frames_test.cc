@@ -116,11 +116,11 @@ void SendsFewAtATime(HeaderFrames frames, const std::string& frame, std::size_t 
 }
 
 TEST(HeaderFramesTest, EachSideMaySendFewBytesAtATimeThatAreNoData) {
-  HeaderFrames trainer, daemon(/*most_calls=*/2);
+  HeaderFrames trainer, node(/*most_calls=*/2);
   ASSERT_TRUE(trainer.Take(kPreface.data(), kPreface.size()));
-  ASSERT_TRUE(daemon.Take(kPreface.data(), kPreface.size()));
+  ASSERT_TRUE(node.Take(kPreface.data(), kPreface.size()));
   constexpr std::size_t kFrame = 9;
-  for (const HeaderFrames& side : {trainer, daemon, HeaderFrames::OfServer(/*most_calls=*/2)}) {
+  for (const HeaderFrames& side : {trainer, node, HeaderFrames::OfServer(/*most_calls=*/2)}) {
     SendsFewAtATime(side, Frame(6, 0, 0, Data(8)), kFrame + 8);  // a ping
     SendsFewAtATime(side, Frame(kContinuation, 0, 1, ""), kFrame);
     SendsFewAtATime(side, Frame(kData, 1, 1, ""), kFrame);
