@@ -33,10 +33,12 @@ class HeaderFrames {
   //
   // When the daemon stops for a while, messages wait, and then come at once. A trainer's connection
   // has a window of 64 KiB: at most some 4,400 messages wait, with 39 KiB besides data. Between
-  // daemons the window grows. Measured with 4,096 buckets and 4 ranks on each of two nodes, while
-  // one of the daemons stops for up to 2 s at a time: 120 KB of the node, 32 KiB of its
-  // coordinator. A client that sends 256 KiB of frames on a call that has ended keeps a thread of
-  // gRPC's executor busy for 131 ms. These threads serve all connections.
+  // daemons the window grows, and nothing bounds what waits. Measured with 4,096 buckets and 4
+  // ranks on each of two nodes: a node sends 120 KB when its coordinator has stopped for 2 s, so
+  // with 8 ranks nearly 256 KiB. A coordinator sends 32 KiB when a node has stopped for 0.7 s.
+  //
+  // 256 KiB of frames on a call that has ended keep a thread of gRPC's executor busy for 131 ms.
+  // These threads serve all connections. With 1 MiB of a node, a neighbour's longest step is 94 ms.
   static constexpr std::uint32_t kMostBesidesOfTrainer = 48 << 10;
   static constexpr std::uint32_t kMostBesidesOfNode = 1 << 20;
   static constexpr std::uint32_t kMostBesidesOfCoordinator = 256 << 10;
@@ -45,7 +47,7 @@ class HeaderFrames {
   // A trainer's frames, or those of another client of the node, with any number of calls.
   HeaderFrames() = default;
   // The frames of another node, a client of this coordinator. `most_calls`: over the life of the
-  // connection, not 0.
+  // connection; 0: as a trainer's.
   explicit HeaderFrames(std::uint32_t most_calls) : most_headers_(most_calls) {}
   // The frames of a coordinator, a server. It sends headers twice for a call: before its messages,
   // and as trailers.

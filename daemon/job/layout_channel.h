@@ -278,7 +278,7 @@ class LayoutChannel {
     bool under_way = false;
     std::vector<std::shared_ptr<SemaphorePage>> pages;  // the words that it writes
   };
-  // What belongs to the running step and is not in RunningStep.
+  // The rest of the running step's state.
   struct StepState {
     GpuVerdict gpu_verdict;
     // The last operation of the job's channel before the step's EndStep: see NoteOperation().

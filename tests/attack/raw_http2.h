@@ -31,6 +31,8 @@ class RawHttp2 {
   void Close();
   // Bytes that it has sent and the server has not read.
   int unsent() const;
+  // Whether the server has ended the connection. connected() may be false without that.
+  bool HasEnded() const;
   // Sends a unary call with `message`, serialized, on a stream of its own.
   bool Call(const std::string& path, const std::string& message);
   // Begins a call, sends its first message, and keeps the call open.
@@ -75,8 +77,9 @@ class RawHttp2 {
   bool SendSmallData(std::size_t bytes);
   // Sends `count` pings at once. Each is answered with 17 bytes.
   bool SendPings(int count);
-  // Sends `count` empty SETTINGS at once. Each is answered with 9 bytes.
-  bool SendSettings(int count);
+  // Sends pings, no faster than the daemon allows, until the server reads nothing for 2 s. False if
+  // the server ends the connection.
+  bool PingUntilStalled();
   // Says that nothing more comes. The connection stays.
   void SendNoMore();
 
