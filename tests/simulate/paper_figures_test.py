@@ -12,7 +12,7 @@ def figures():
 
 @pytest.mark.parametrize("statement", STATEMENTS, ids=lambda each: each.says)
 def test_each_statement_of_the_paper_holds(figures, statement):
-    holds, evidence = statement.check(figures)
+    holds, evidence = statement.judge(figures)
     assert holds, evidence
     assert evidence
     assert statement.source

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 MIB = 1 << 20
 CAP_BYTES = 25 * MIB
 FIRST_CAP_BYTES = MIB
+# A bucket size is good if its step takes at most so many times the best one's.
+NEAR = 1.02
 
 # As in proto/gradsync/shared_memory.h.
 PARAMETER_ALIGNMENT = 64

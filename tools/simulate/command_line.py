@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from . import paper_figures
 from . import profile as profiles
-from .bucket_layout import MIB
+from .bucket_layout import MIB, NEAR
 from .figure import Figure, Series, text_table
 from .paper_figures import MODELS, STATEMENTS
 from .profile import BACKENDS, Compute, Profile, Refused
@@ -36,7 +36,6 @@ Repeats the evaluation of "PyTorch Distributed: Experiences on Accelerating Data
 columns are a projection; the paper has none. Exits 1 if a statement does not hold.
 """
 _BUCKETS = "0,1,2,5,10,25,50,100,200"
-_NEAR = 1.02
 # Ethernet with an MTU of 1500: 1448 bytes of TCP payload in 1538 on the wire.
 _ETHERNET_EFFICIENCY = 0.9415
 _STEPS = 4
@@ -77,7 +76,7 @@ def _sweep(options: argparse.Namespace) -> int:
             near = [
                 f"{size:g}"
                 for size, step in zip(options.buckets, steps)
-                if step <= steps[best] * _NEAR
+                if step <= steps[best] * NEAR
             ]
             columns.append(Series(f"{backend}, {ranks} GPUs", tuple(steps), best))
             recommended.append(
@@ -106,7 +105,7 @@ def _paper(_: argparse.Namespace) -> int:
     print("What the paper says:")
     missing = []
     for statement in STATEMENTS:
-        holds, evidence = statement.check(made)
+        holds, evidence = statement.judge(made)
         if not holds:
             missing.append(statement.says)
         print(f"  {'yes' if holds else 'no '}  Fig. {statement.figure}: {statement.says}")

@@ -7,12 +7,12 @@ are not compared. A statement's check looks at the figures' numbers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
 from . import profile as profiles
 from .bert import bert
-from .bucket_layout import MIB
+from .bucket_layout import MIB, NEAR
 from .figure import Figure, Series
 from .profile import Profile
 from .resnet50 import resnet50
@@ -27,7 +27,6 @@ _BUCKETS = (0, 1, 2, 5, 10, 25, 50, 100, 200)
 _GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SKIPS = (1, 2, 4, 8)
 _LANES = (1, 3, 5)
-_NEAR = 1.02  # times the best step: as good as it, for people who choose a bucket size
 
 # Section 5.1: how much of a step overlap saves, in per cent.
 PAPER_SAVED = {
@@ -38,6 +37,10 @@ PAPER_SAVED = {
 }
 
 
+# The pieces of a check's evidence: whether each holds, and the model's numbers as text.
+_Evidence = Iterator[tuple[bool, str]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Statement:
     """A statement of the paper.
@@ -46,13 +49,18 @@ class Statement:
       figure: where the paper shows it.
       says: the statement.
       source: where it was read.
-      check: returns whether it holds, and the model's numbers.
+      check: yields its evidence. The statement holds if every piece does.
     """
 
     figure: str
     says: str
     source: str
-    check: Callable[[Mapping[str, Figure]], tuple[bool, str]]
+    check: Callable[[Mapping[str, Figure]], _Evidence]
+
+    def judge(self, made: Mapping[str, Figure]) -> tuple[bool, str]:
+        """Whether it holds in figures(), and the model's numbers."""
+        evidence = list(self.check(made))
+        return all(holds for holds, _ in evidence), "; ".join(text for _, text in evidence)
 
 
 def figures() -> dict[str, Figure]:
@@ -72,20 +80,11 @@ def _run(profile: Profile, model: str, backend: str, ranks: int, **more: Any) ->
     return run(Setup(MODELS[model], profile, backend, ranks, **more))
 
 
-def _best(values: list[float]) -> int:
-    return values.index(min(values))
-
-
 def _overlap(paper: Profile) -> Figure:
     cases = [(model, backend) for backend in _ALL for model in _PAPER_MODELS]
-    with_, without, saved, more = [], [], [], []
-    for model, backend in cases:
-        one = _run(paper, model, backend, 32).step
-        other = _run(paper, model, backend, 32, overlap=False).step
-        with_.append(one * 1e3)
-        without.append(other * 1e3)
-        saved.append((1 - one / other) * 100)
-        more.append((other / one - 1) * 100)
+    with_ = [_run(paper, *case, 32).step for case in cases]
+    without = [_run(paper, *case, 32, overlap=False).step for case in cases]
+    pairs = list(zip(with_, without))
     return Figure(
         "overlap",
         "Fig. 6: what overlap saves, 32 GPUs",
@@ -93,11 +92,11 @@ def _overlap(paper: Profile) -> Figure:
         tuple(f"{model}, {backend}" for model, backend in cases),
         "step in ms; saved and paper in % of the step without overlap",
         (
-            Series("overlap", tuple(with_)),
-            Series("no overlap", tuple(without)),
-            Series("saved %", tuple(saved)),
+            Series("overlap", tuple(step * 1e3 for step in with_)),
+            Series("no overlap", tuple(step * 1e3 for step in without)),
+            Series("saved %", tuple((1 - one / other) * 100 for one, other in pairs)),
             Series("paper %", tuple(PAPER_SAVED.get(case) for case in cases)),
-            Series("more steps/s %", tuple(more)),
+            Series("more steps/s %", tuple((other / one - 1) * 100 for one, other in pairs)),
         ),
         (
             "The paper's 'speedup' is read as the share of the step that overlap takes away; as a",
@@ -116,7 +115,7 @@ def _buckets(paper: Profile, ranks: int) -> Figure:
             ]
             best = min(steps)
             series.append(
-                Series(f"{model}, {backend}", tuple(s / best for s in steps), _best(steps))
+                Series(f"{model}, {backend}", tuple(s / best for s in steps), steps.index(best))
             )
     return Figure(
         f"buckets-{ranks}",
@@ -197,9 +196,9 @@ _ABSTRACT = "abstract, arXiv:2006.15704"
 def _saved_within(model: str, backend: str, points: float) -> Statement:
     paper = PAPER_SAVED[model, backend]
 
-    def check(made: Mapping[str, Figure]) -> tuple[bool, str]:
+    def check(made: Mapping[str, Figure]) -> _Evidence:
         saved = made["overlap"].value("saved %", f"{model}, {backend}")
-        return abs(saved - paper) <= points, f"{saved:.1f} %, {saved - paper:+.1f} points"
+        yield abs(saved - paper) <= points, f"{saved:.1f} %, {saved - paper:+.1f} points"
 
     return Statement(
         "6",
@@ -209,130 +208,104 @@ def _saved_within(model: str, backend: str, points: float) -> Statement:
     )
 
 
-def _gloo_gains_less(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    figure = made["overlap"]
-    gains = {
-        (model, backend): figure.value("saved %", f"{model}, {backend}")
-        for model in _PAPER_MODELS
-        for backend in _LIBRARIES
-    }
-    return (
-        all(gains[model, "gloo"] < gains[model, "nccl"] for model in _PAPER_MODELS),
-        ", ".join(f"{backend} {model} {gain:.1f} %" for (model, backend), gain in gains.items()),
-    )
+def _gloo_gains_less(made: Mapping[str, Figure]) -> _Evidence:
+    for model in _PAPER_MODELS:
+        nccl, gloo = (made["overlap"].value("saved %", f"{model}, {on}") for on in _LIBRARIES)
+        yield gloo < nccl, f"{model}: Gloo {gloo:.1f} %, NCCL {nccl:.1f} %"
 
 
-def _bert_gains_less(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    gains = made["overlap"]
-    texts, holds = [], True
+def _bert_gains_less(made: Mapping[str, Figure]) -> _Evidence:
     for backend in _LIBRARIES:
-        small = gains.value("saved %", f"resnet50, {backend}")
-        large = gains.value("saved %", f"bert-large, {backend}")
-        holds &= large < small
-        texts.append(f"{backend}: {large:.1f} < {small:.1f} %")
-    return holds, ", ".join(texts)
+        small = made["overlap"].value("saved %", f"resnet50, {backend}")
+        large = made["overlap"].value("saved %", f"bert-large, {backend}")
+        yield large < small, f"{backend}: BERT {large:.1f} %, ResNet50 {small:.1f} %"
 
 
-def _middle_is_best(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    texts, holds = [], True
+def _middle_is_best(made: Mapping[str, Figure]) -> _Evidence:
     for name in ("buckets-16", "buckets-32"):
         for series in made[name].series:
             if "gradsync" in series.label:
                 continue
             assert series.marked is not None
-            holds &= 0 < series.marked < len(_BUCKETS) - 1
-            texts.append(f"{name[8:]} {series.label} {made[name].x[series.marked]} MiB")
-    return holds, "; ".join(texts)
+            best = f"{name[8:]} GPUs, {series.label}: {made[name].x[series.marked]} MiB"
+            yield 0 < series.marked < len(_BUCKETS) - 1, best
 
 
-def _ten_to_twenty_five(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    texts, holds = [], True
+def _ten_to_twenty_five(made: Mapping[str, Figure]) -> _Evidence:
     for name in ("buckets-16", "buckets-32"):
         values = [made[name].value("resnet50, nccl", x) for x in ("10", "25")]
-        holds &= min(values) <= _NEAR
-        texts.append(f"{name[8:]} GPUs: 10 MiB {values[0]:.3f}, 25 MiB {values[1]:.3f} of the best")
-    return holds, "; ".join(texts)
+        text = f"{name[8:]} GPUs: 10 MiB {values[0]:.3f}, 25 MiB {values[1]:.3f} of the best"
+        yield min(values) <= NEAR, text
 
 
-def _twice_as_fast(made: Mapping[str, Figure]) -> tuple[bool, str]:
+def _twice_as_fast(made: Mapping[str, Figure]) -> _Evidence:
     worst = made["buckets-32"].value("resnet50, gloo", "0")
-    return worst > 2, f"ResNet50 on Gloo, 32 GPUs: {worst:.1f} times as fast as without buckets"
+    yield worst > 2, f"ResNet50 on Gloo, 32 GPUs: {worst:.1f} times as fast as without buckets"
 
 
-def _larger_model_larger_bucket(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    texts, holds = [], True
+def _larger_model_larger_bucket(made: Mapping[str, Figure]) -> _Evidence:
     figure = made["buckets-32"]
+    growth = MODELS["bert-large"].elements / MODELS["resnet50"].elements
     for backend in _LIBRARIES:
         sizes = []
         for model in _PAPER_MODELS:
             marked = figure.line(f"{model}, {backend}").marked
             assert marked is not None
             sizes.append(float(figure.x[marked]))
-        growth = MODELS["bert-large"].elements / MODELS["resnet50"].elements
-        holds &= sizes[0] < sizes[1] < sizes[0] * growth
-        texts.append(f"{backend}: {sizes[0]:g} to {sizes[1]:g} MiB for {growth:.0f} times the size")
-    return holds, ", ".join(texts)
+        text = f"{backend}: {sizes[0]:g} to {sizes[1]:g} MiB for {growth:.0f} times the size"
+        yield sizes[0] < sizes[1] < sizes[0] * growth, text
 
 
-def _grows_with_gpus(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    holds, texts = True, []
+def _grows_with_gpus(made: Mapping[str, Figure]) -> _Evidence:
     for series in made["scale"].series:
         if "gradsync" in series.label:
             continue
         values = [value for value in series.values if value is not None]
         # A tenth of a per cent is the luck of the jitter.
-        holds &= all(later > earlier * 0.999 for earlier, later in zip(values, values[1:]))
-        texts.append(f"{series.label}: {values[-1]:.2f} at 256")
-    return holds, ", ".join(texts)
+        grows = all(later > earlier * 0.999 for earlier, later in zip(values, values[1:]))
+        yield grows, f"{series.label}: {values[-1]:.2f} at 256"
 
 
-def _near_linear(made: Mapping[str, Figure]) -> tuple[bool, str]:
+def _near_linear(made: Mapping[str, Figure]) -> _Evidence:
     step = made["scale"].value("resnet50, nccl", "256")
-    return step < 1.25, f"ResNet50 on NCCL: 256 GPUs do the work of {256 / step:.0f}"
+    yield step < 1.25, f"ResNet50 on NCCL: 256 GPUs do the work of {256 / step:.0f}"
 
 
-def _nccl_is_faster(made: Mapping[str, Figure]) -> tuple[bool, str]:
+def _nccl_is_faster(made: Mapping[str, Figure]) -> _Evidence:
     ratios = [
         made["scale"].value(f"{model}, gloo", x) / made["scale"].value(f"{model}, nccl", x)
         for model in _PAPER_MODELS
         for x in ("16", "32", "64", "128", "256")
     ]
-    return min(ratios) > 1.2, f"from 16 GPUs {min(ratios):.1f} to {max(ratios):.1f} times as fast"
+    yield min(ratios) > 1.2, f"from 16 GPUs {min(ratios):.1f} to {max(ratios):.1f} times as fast"
 
 
-def _same_machine(made: Mapping[str, Figure]) -> tuple[bool, str]:
+def _same_machine(made: Mapping[str, Figure]) -> _Evidence:
     one, two = (made["scale"].value("bert-large, nccl", x) for x in ("8", "16"))
-    return two > one * 1.1, f"BERT on NCCL: {one:.2f} on one server, {two:.2f} on two"
+    yield two > one * 1.1, f"BERT on NCCL: {one:.2f} on one server, {two:.2f} on two"
 
 
-def _skipping_helps(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    holds, texts = True, []
+def _skipping_helps(made: Mapping[str, Figure]) -> _Evidence:
     for backend in _LIBRARIES:
+        shorter = True
         for x in made["skip"].x:
             steps = [made["skip"].value(f"{backend}, every {skip}", x) for skip in _SKIPS]
-            holds &= all(later < earlier for earlier, later in zip(steps, steps[1:]))
-        texts.append(f"{backend} at 256: {steps[0]:.0f} to {steps[-1]:.0f} ms")
-    return holds, ", ".join(texts)
+            shorter &= all(later < earlier for earlier, later in zip(steps, steps[1:]))
+        yield shorter, f"{backend}, 256 GPUs: {steps[0]:.0f} to {steps[-1]:.0f} ms"
 
 
-def _groups_help(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    figure = made["round-robin"]
-    values = {series.label: series.values[1] or 0.0 for series in figure.series}
-    return (
-        values["bert-large, gloo"] < 0.97 and values["bert-large, nccl"] < 0.995,
-        ", ".join(f"{label} {value:.3f}" for label, value in values.items()),
-    )
+def _groups_help(made: Mapping[str, Figure]) -> _Evidence:
+    for backend, most in (("gloo", 0.97), ("nccl", 0.995)):
+        value = made["round-robin"].value(f"bert-large, {backend}", "3")
+        yield value < most, f"bert-large, {backend} {value:.3f}"
 
 
-def _communication_grows(made: Mapping[str, Figure]) -> tuple[bool, str]:
-    figure = made["scale"]
-    holds, texts = True, []
+def _communication_grows(made: Mapping[str, Figure]) -> _Evidence:
     for backend in _LIBRARIES:
-        small = figure.value(f"resnet50, {backend}", "32")
-        large = figure.value(f"bert-large, {backend}", "32")
-        holds &= large > small
-        texts.append(f"{backend}, 32 GPUs: {small:.2f} and {large:.2f} of one GPU's step")
-    return holds, ", ".join(texts)
+        small = made["scale"].value(f"resnet50, {backend}", "32")
+        large = made["scale"].value(f"bert-large, {backend}", "32")
+        text = f"{backend}, 32 GPUs: {small:.2f} and {large:.2f} of one GPU's step"
+        yield large > small, text
 
 
 STATEMENTS = (

@@ -98,19 +98,9 @@ class Result:
     total_bytes: float
     reduced_bytes: float
 
-    @property
-    def exposed(self) -> float:
-        """Seconds that synchronization adds to a step."""
-        return self.step - self.compute
-
 
 def run(setup: Setup) -> Result:
     """Simulates the job; Refused if the profile lacks a cost."""
-    if setup.backend not in setup.profile.backends:
-        raise Refused(
-            f"profile {setup.profile.name} knows no {setup.backend}: "
-            + ", ".join(setup.profile.backends)
-        )
     if setup.ranks < 1 or setup.lanes < 1 or setup.sync_every < 1 or setup.steps < 1:
         raise Refused("ranks, lanes, steps and the interval of synchronization are at least 1")
     if setup.steps % setup.sync_every:
@@ -137,6 +127,7 @@ class _Run:
         self.simulator = Simulator()
         self.nodes = setup.nodes()
         profile = setup.profile
+        ring = profile.ring(setup.backend)
         self.buckets = bucket_layout.plan(
             setup.model.sizes, setup.bucket_cap, min(setup.first_bucket_cap, setup.bucket_cap)
         )
@@ -162,7 +153,6 @@ class _Run:
         self.lanes = [Resource() for _ in range(setup.lanes)]
         self.links = Resource()
         members = [1] * len(self.nodes) if self.hierarchical else self.nodes
-        ring = profile.ring(setup.backend)
         self.costs: list[Cost] = [ring_all_reduce(size, members, ring) for size in self.sizes]
         self.running: dict[int, _Step] = {}
         self.debts = [0.0] * setup.ranks
