@@ -209,7 +209,7 @@ TEST_F(PeerPort, PingsWhoseAnswersNobodyReadsTakeLittleMemory) {
     attackers.emplace_back([&, i] { stalled += trainers[i].PingUntilStalled() ? 1 : 0; });
   }
   for (std::thread& attacker : attackers) attacker.join();
-  EXPECT_GT(stalled, 0) << "of some trainer gRPC reads no more";
+  EXPECT_GT(stalled, 0) << "gRPC reads the pings of every trainer";
   EXPECT_LT(MemoryBytes(alpha_.pid(), "VmHWM"), before + 2 * kConnections * kMiB);
   ExpectUnharmed();
 }
