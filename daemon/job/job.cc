@@ -222,7 +222,7 @@ void Job::RefuseLayout(RankSession session, std::uint32_t channel, const absl::S
 void Job::KeepMemory(RankSession session, std::uint32_t channel, std::shared_ptr<void> memory) {
   Transaction transaction(this);
   LayoutChannel* const layout = layouts_.Find(channel);
-  if (layout == nullptr || Ended(session)) {
+  if (layout == nullptr || Ended(session) || !TakesPart(members_[session.rank].state)) {
     transaction.actions()->releases.push_back(std::move(memory));
   } else {
     layout->agreement().KeepMemory(session.rank, std::move(memory), transaction.actions());

@@ -369,9 +369,9 @@ absl::Status LayoutSet::CheckReplaces(std::uint32_t rank, std::uint32_t channel)
 
 absl::Status LayoutSet::ArenaMapped(std::uint32_t rank, std::uint32_t channel, RankMemory memory,
                                     DeferredActions* actions) {
-  // The call comes from the executor. The rank may have left or the agreement may have failed in
-  // the meantime.
-  if (HadLayout(channel) || (*members_)[rank].state == RankState::kStayed) return absl::OkStatus();
+  // The call comes from the executor. In the meantime the agreement may have failed, or the rank
+  // may have left and given up its memory.
+  if (HadLayout(channel) || !TakesPart((*members_)[rank].state)) return absl::OkStatus();
   LayoutChannel* const layout = Find(channel);
   if (layout == nullptr) return UnknownChannel(rank, channel);
   absl::Status status = layout->agreement().Mapped(rank, std::move(memory));

@@ -1162,6 +1162,19 @@ TEST_P(LastLeaveTest, EveryRankLeavesWhenTheLastOneDoes) {
   for (const std::uint32_t rank : {0u, 1u, 2u}) ExpectGoodEnd(rank);
 }
 
+TEST_P(LastLeaveTest, RankThatHasLeftGetsNoMemory) {
+  Begin(2);
+  ASSERT_TRUE(LeaveForGood(0).ok());
+  auto kept = std::make_shared<int>();
+  const std::weak_ptr<int> released = kept;
+  job_->KeepMemory(Of(0), channel_, std::move(kept));
+  ASSERT_TRUE(Map(0, channel_).ok());
+  executor_.RunAll();
+  ExpectSilence({0, 1});
+  EXPECT_TRUE(released.expired());
+  EXPECT_FALSE(memory(0, channel_).Shared());
+}
+
 TEST_P(LastLeaveTest, SnapshotShowsTheRanksThatHaveLeftAndWait) {
   Begin(2);
   ASSERT_TRUE(LeaveForGood(0).ok());
