@@ -45,8 +45,7 @@ constexpr char kHarm[] =
 
 // A coordinator connects an engine again when nodes have joined or left. Each takes a thread here
 // for a while, so thousands in a row would keep the daemon busy, and late to stop.
-constexpr std::uint64_t kEnginesAtOnce = 64;
-constexpr std::uint64_t kEngineRegainNs = 250'000'000;  // one more
+constexpr RateLimit::Rate kEngineRate{/*most=*/64, /*each_ns=*/250'000'000};
 
 constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 // What a light message may name: more than a node or a worker usually has ranks.
@@ -289,10 +288,7 @@ void CoordinatorLink::Take(const v1::AttachResponse& message) {
 bool CoordinatorLink::MayConnectEngine() {
   const std::uint64_t now_ns = context_.clock->NowNs();
   MutexLock lock(&mutex_);
-  const std::uint64_t from_ns = std::max(engines_all_at_ns_, now_ns);
-  if (from_ns + kEngineRegainNs > now_ns + kEnginesAtOnce * kEngineRegainNs) return false;
-  engines_all_at_ns_ = from_ns + kEngineRegainNs;
-  return true;
+  return engine_limit_.Take(kEngineRate, now_ns);
 }
 
 bool CoordinatorLink::Welcomed() {

@@ -18,6 +18,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
+#include "daemon/base/rate_limit.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/engine/engine_settings.h"
@@ -222,8 +223,7 @@ class CoordinatorLink final
   std::uint64_t ticked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // When Tick() has last told the coordinator that this node lives.
   std::uint64_t told_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  // When the coordinator may connect as many engines at once as ever.
-  std::uint64_t engines_all_at_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  RateLimit engine_limit_ ABSL_GUARDED_BY(mutex_);  // of the coordinator's ConnectEngines
 };
 
 }  // namespace gradsync::daemon

@@ -97,6 +97,11 @@ void NodeGroup::Launch(Job* job, absl::Span<ReduceOperation* const> operations) 
 }
 
 void NodeGroup::Advance() {
+  while (LaunchPiece()) {
+  }
+}
+
+bool NodeGroup::LaunchPiece() {
   Actions actions;
   Piece piece;
   {
@@ -104,7 +109,10 @@ void NodeGroup::Advance() {
     CloseDetachingLocked(&actions);
     if (detaching_.empty() && !has_turn_) piece = TakePieceLocked();
   }
-  if (piece.empty()) return Run(std::move(actions));
+  if (piece.empty()) {
+    Run(std::move(actions));
+    return false;
+  }
   for (Launches& launches : piece) launches.ended = launches.job->HasEnded();
   bool again = false;
   {
@@ -125,7 +133,7 @@ void NodeGroup::Advance() {
     }
   }
   Run(std::move(actions));
-  if (again) Advance();
+  return again;
 }
 
 void NodeGroup::TakeTurn() {

@@ -120,6 +120,8 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // Does what can be done now: closes the nodes that want to leave, and launches a piece of what
   // waits. Leaves the rest to the executor.
   void Advance() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same for one piece. True if the caller must go on: after Shutdown() no turn follows.
+  bool LaunchPiece() ABSL_LOCKS_EXCLUDED(mutex_);
   // A turn of the executor.
   void TakeTurn() ABSL_LOCKS_EXCLUDED(mutex_);
   void Run(Actions actions) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -5,13 +5,13 @@
 
 #include <sys/types.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <map>
 #include <optional>
 
+#include "daemon/base/rate_limit.h"
 #include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
@@ -31,22 +31,17 @@ class ConnectRate {
   static constexpr std::uint64_t kRefusedNs = 500'000'000;
   static constexpr std::size_t kMostRefused = 1024;
 
-  explicit ConnectRate(std::size_t burst) : burst_(burst), each_ns_(kRegainNs / burst) {}
+  explicit ConnectRate(std::size_t burst) : rate_{burst, kRegainNs / burst} {}
 
   // Counts a connection at `now_ns`. False: the user has connected too often.
   bool Take(const Tenant& user, std::uint64_t now_ns) {
     if (users_.size() >= kPruneAt) Prune(now_ns);
-    // The time at which the user will have regained all.
-    std::uint64_t& all_at_ns = users_[user];
-    const std::uint64_t from_ns = std::max(all_at_ns, now_ns);
-    if (from_ns + each_ns_ > now_ns + burst_ * each_ns_) return false;
-    all_at_ns = from_ns + each_ns_;
-    return true;
+    return users_[user].Take(rate_, now_ns);
   }
   // Whether Take() would count one.
   bool Has(const Tenant& user, std::uint64_t now_ns) const {
     const auto found = users_.find(user);
-    return found == users_.end() || found->second + each_ns_ <= now_ns + burst_ * each_ns_;
+    return found == users_.end() || found->second.Has(rate_, now_ns);
   }
 
   // This process of the user is refused from now on. A process of another PID namespace has the pid
@@ -76,13 +71,12 @@ class ConnectRate {
   // Forgets the users that have regained all.
   void Prune(std::uint64_t now_ns) {
     for (auto it = users_.begin(); it != users_.end();) {
-      it = it->second <= now_ns ? users_.erase(it) : std::next(it);
+      it = it->second.HasAll(now_ns) ? users_.erase(it) : std::next(it);
     }
   }
 
-  const std::size_t burst_;
-  const std::uint64_t each_ns_;
-  std::map<Tenant, std::uint64_t> users_;
+  const RateLimit::Rate rate_;
+  std::map<Tenant, RateLimit> users_;
   std::map<pid_t, Refused> refused_;
 };
 
