@@ -7,7 +7,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -19,6 +18,7 @@
 
 #include "daemon/base/error.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/in_child.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -226,14 +226,9 @@ TEST(HostArenaTest, TrainersMappingOutlivesTheArena) {
   EXPECT_EQ(trainer.data()[0], std::byte{9});
 }
 
-// Ends the child process with 0 if `holds`.
 template <typename Condition>
-int InChild(const Condition& holds) {
-  const pid_t child = fork();
-  if (child == 0) _exit(holds() ? 0 : 1);
-  int status = -1;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return status;
+bool HoldsInChild(const Condition& holds) {
+  return InChild([&] { return holds() ? 0 : 1; }) == 0;
 }
 
 TEST(HostArenaTest, CanBeMadeWhereTheKernelWantsNoExecutableMemory) {
@@ -242,27 +237,24 @@ TEST(HostArenaTest, CanBeMadeWhereTheKernelWantsNoExecutableMemory) {
     GTEST_SKIP() << "needs root, and Linux 6.3";
   }
   // The setting belongs to a PID namespace, which only the next child enters.
-  EXPECT_EQ(InChild([&] {
-              return unshare(CLONE_NEWPID) == 0 &&
-                     InChild([&] {
-                       std::ofstream(kSetting) << 2;
-                       std::string setting;
-                       std::ifstream(kSetting) >> setting;
-                       return setting == "2" && HostArena::Create("arena-test", kPage).ok();
-                     }) == 0;
-            }),
-            0);
+  EXPECT_TRUE(HoldsInChild([&] {
+    return unshare(CLONE_NEWPID) == 0 && HoldsInChild([&] {
+             std::ofstream(kSetting) << 2;
+             std::string setting;
+             std::ifstream(kSetting) >> setting;
+             return setting == "2" && HostArena::Create("arena-test", kPage).ok();
+           });
+  }));
 }
 
 TEST(HostArenaTest, SaysThatTheProcessHasTooManyMappings) {
   if (kScale != 1) GTEST_SKIP() << "a sanitizer cannot go on without memory";
-  EXPECT_EQ(InChild([] {
-              const rlimit none{0, 0};
-              setrlimit(RLIMIT_AS, &none);
-              const auto arena = HostArena::Create("arena-test", kPage);
-              return DetailsOf(arena.status()).reason == reason::kMemory;
-            }),
-            0);
+  EXPECT_TRUE(HoldsInChild([] {
+    const rlimit none{0, 0};
+    setrlimit(RLIMIT_AS, &none);
+    const auto arena = HostArena::Create("arena-test", kPage);
+    return DetailsOf(arena.status()).reason == reason::kMemory;
+  }));
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include <csignal>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "tests/kit/become_user.h"
+#include "tests/kit/flags.h"
 #include "tools/gradsyncctl/daemon_connection.h"
 
 namespace gradsync::attack {
@@ -38,12 +38,7 @@ absl::Status Stats(DaemonConnection* daemon) { return daemon->GetStats("").statu
 
 int Main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
-  std::map<std::string, std::string> flags;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    const std::size_t equals = flag.find('=');
-    flags[flag.substr(0, equals)] = equals == std::string::npos ? "" : flag.substr(equals + 1);
-  }
+  auto flags = FlagsOf(argc, argv);
   const std::string& uid = flags["--uid"];
   if (!uid.empty() && !BecomeUser(static_cast<uid_t>(std::stoul(uid)))) return 1;
   const absl::Duration patience = absl::Milliseconds(std::stoul(flags["--patience_ms"]));

@@ -27,6 +27,7 @@
 
 #include "tests/fault/raw_session.h"
 #include "tests/kit/become_user.h"
+#include "tests/kit/flags.h"
 
 namespace gradsync::attack {
 
@@ -58,12 +59,7 @@ namespace {
 
 int Main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
-  std::map<std::string, std::string> flags;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    const std::size_t equals = flag.find('=');
-    flags[flag.substr(0, equals)] = equals == std::string::npos ? "" : flag.substr(equals + 1);
-  }
+  auto flags = FlagsOf(argc, argv);
   Attacks attacks = ConnectionAttacks();
   attacks.merge(SessionAttacks());
   if (flags.count("--list") > 0) {

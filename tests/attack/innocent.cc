@@ -17,7 +17,6 @@
 #include <cstring>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -27,6 +26,7 @@
 #include "gradsync/client.h"
 #include "tests/kit/become_user.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/flags.h"
 
 namespace gradsync::attack {
 namespace {
@@ -95,13 +95,9 @@ absl::Status OnAll(std::vector<Rank>* ranks, const std::function<void(std::uint3
 
 int Main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
-  std::map<std::string, std::string> flags = {
-      {"--job", "innocent"}, {"--ranks", "2"}, {"--buckets", "8"}, {"--count", "16384"}};
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    const std::size_t equals = flag.find('=');
-    flags[flag.substr(0, equals)] = equals == std::string::npos ? "" : flag.substr(equals + 1);
-  }
+  auto flags =
+      FlagsOf(argc, argv,
+              {{"--job", "innocent"}, {"--ranks", "2"}, {"--buckets", "8"}, {"--count", "16384"}});
   const std::string& uid = flags["--uid"];
   if (!uid.empty() && !BecomeUser(static_cast<uid_t>(std::stoul(uid)))) return 1;
   const auto world_size = static_cast<std::uint32_t>(std::stoul(flags["--ranks"]));

@@ -8,21 +8,12 @@
 #include "client/include/gradsync/client.h"
 #include "client/src/unix_socket.h"
 #include "gtest/gtest.h"
+#include "tests/kit/in_child.h"
 
 namespace gradsync::client {
 namespace {
 
 bool IsOpen(int fd) { return fcntl(fd, F_GETFD) >= 0; }
-
-// The exit status of a child that runs `body` after fork(2).
-template <typename Body>
-int InChild(const Body& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = -1;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
 
 struct Pair {
   Pair() {

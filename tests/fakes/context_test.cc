@@ -1,13 +1,12 @@
 // Devices and contexts: which ones a process sees, and what calls require.
 
 #include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <string>
 
 #include "tests/fakes/cuda_process.h"
 #include "tests/fakes/isolated_test.h"
+#include "tests/kit/in_child.h"
 
 namespace gradsync::fakes {
 namespace {
@@ -103,17 +102,14 @@ ISOLATED_TEST(Context, StreamOfAnotherContextIsRefused, MachineWithGpus(2)) {
 
 ISOLATED_TEST(Context, ForkedChildHasNoContext, MachineWithGpus(1)) {
   EnterContext();
-  const pid_t child = fork();
-  if (child == 0) {
-    int count = 0;
-    _exit(cuDeviceGetCount(&count) == CUDA_ERROR_NOT_INITIALIZED &&
-                  cuInit(0) == CUDA_ERROR_NOT_INITIALIZED
-              ? 0
-              : 1);
-  }
-  int status = -1;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(InChild([] {
+              int count = 0;
+              return cuDeviceGetCount(&count) == CUDA_ERROR_NOT_INITIALIZED &&
+                             cuInit(0) == CUDA_ERROR_NOT_INITIALIZED
+                         ? 0
+                         : 1;
+            }),
+            0);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,6 +33,7 @@
 #include "tests/engine/event.h"
 #include "tests/engine/memory_store.h"
 #include "tests/kit/deadline.h"
+#include "tests/kit/in_child.h"
 #include "tests/kit/soon.h"
 #include "tests/kit/wake_up_delay.h"
 #include "tests/worker/process_cluster.h"
@@ -238,16 +238,12 @@ class NiceEngine {
 
 // Whether this process may have a lower nice value again.
 bool MayLowerNice() {
-  const pid_t child = fork();
-  if (child == 0) {
-    const int own = getpriority(PRIO_PROCESS, 0);
-    const bool may =
-        setpriority(PRIO_PROCESS, 0, own + 1) == 0 && setpriority(PRIO_PROCESS, 0, own) == 0;
-    _exit(may ? 0 : 1);
-  }
-  int status = 1;
-  waitpid(child, &status, 0);
-  return status == 0;
+  return InChild([] {
+           const int own = getpriority(PRIO_PROCESS, 0);
+           const bool may =
+               setpriority(PRIO_PROCESS, 0, own + 1) == 0 && setpriority(PRIO_PROCESS, 0, own) == 0;
+           return may ? 0 : 1;
+         }) == 0;
 }
 
 TEST(EngineProcess, AllThreadsShareTheirUsersWeight) {
