@@ -26,6 +26,10 @@ constexpr std::size_t kDialsPerJob = 32;
 // each link the buffers of its connection.
 constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerLink = 128 << 10;
+// How long gRPC tries to connect before it begins anew. Long enough for TLS with a distant node, or
+// with a busy one. Short enough for a node that comes up meanwhile: the kernel repeats a lost
+// handshake after longer and longer pauses.
+constexpr int kAttemptMs = 5000;
 // What may be read in vain of a user's coordinators together, at least.
 constexpr std::uint64_t kMostVain = 128 << 20;
 static_assert(kQuotaBytes >= 4 * std::size_t{kMaxCoordinatorMessageBytes});
@@ -143,8 +147,9 @@ std::shared_ptr<grpc::Channel> CoordinatorLinkTable::ChannelTo(
   grpc::ChannelArguments arguments;
   DialedSockets::AddTo(sockets, &arguments);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // Despite its name: how long an attempt may take, until the other side's first frame has come.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kAttemptMs);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // gRPC limits a message before and after it decompresses it, not meanwhile.

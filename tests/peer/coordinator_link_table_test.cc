@@ -3,6 +3,7 @@
 #include "daemon/peer/coordinator_link_table.h"
 
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
 
 #include <chrono>
 #include <functional>
@@ -170,6 +171,19 @@ TEST_F(CoordinatorLinkTableTest, NoUserReliesOnAnotherUsersCoordinator) {
   const Tenant pod(kUser, *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60"));
   JoinOf(pod);
   EXPECT_EQ(coordinator_.dialed(), Users({kUser, kOther, kUser}));
+}
+
+// With TLS to a distant node, or on a busy machine, the first frame comes late.
+TEST_F(CoordinatorLinkTableTest, ASlowCoordinatorIsNotDialedAgain) {
+  std::string address;
+  const Descriptor listener = ListenTcp("127.0.0.1", &address);
+  std::future<absl::Status> joined = Join(Tenant(kUser), address);
+  const Descriptor first = AcceptOne(listener, kPatienceMs);
+  ASSERT_GE(first.get(), 0);
+  pollfd next{listener.get(), POLLIN, 0};
+  EXPECT_EQ(poll(&next, 1, /*timeout=*/500), 0) << "gRPC began anew";
+  table_.EndRanks(absl::CancelledError("the test ends"));
+  EXPECT_TRUE(absl::IsCancelled(Answer(std::move(joined))));
 }
 
 TEST_F(CoordinatorLinkTableTest, AUserWhoseCoordinatorDoesHarmWaits) {
