@@ -43,10 +43,6 @@ constexpr char kHarm[] =
     "it sends too many bytes that are no message, or too many or too long headers, or it resets "
     "too many calls";
 
-// A coordinator connects an engine again when nodes have joined or left. Each takes a thread here
-// for a while, so thousands in a row would keep the daemon busy, and late to stop.
-constexpr RateLimit::Rate kEngineRate{/*most=*/64, /*each_ns=*/250'000'000};
-
 constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 // What a light message may name: more than a node or a worker usually has ranks.
 constexpr int kLightRanks = 64;
@@ -240,13 +236,11 @@ void CoordinatorLink::InTurn(const LazyMessage<v1::AttachResponse>* message, Use
 void CoordinatorLink::OnMessage(const LazyMessage<v1::AttachResponse>& received) {
   heard_ns_.store(context_.clock->NowNs());
   if (const v1::AttachResponse* const message = received.Get()) return Take(*message);
-  constexpr char kWhy[] = "it sent bytes that are no message";
+  constexpr char kWhy[] =
+      "it sent bytes that are no message, or a message that takes too much memory";
+  context_.sockets->NoteHarm();
   Refuse(kWhy);
-  {
-    MutexLock lock(&mutex_);
-    if (cause_.empty()) cause_ = kWhy;
-  }
-  Cancel();
+  Break(kWhy);
 }
 
 void CoordinatorLink::Take(const v1::AttachResponse& message) {
@@ -261,7 +255,9 @@ void CoordinatorLink::Take(const v1::AttachResponse& message) {
     case v1::AttachResponse::kRankResponse:
       return OnRankResponse(message.rank_response());
     case v1::AttachResponse::kConnectEngine:
-      if (!MayConnectEngine()) return Break("it connects engines too often");
+      if (!context_.engine_rate->Take(payer(), context_.clock->NowNs())) {
+        return BreakForHarm("it connects engines too often");
+      }
       return engine_->Connect(message.connect_engine());
     case v1::AttachResponse::kLaunch:
       NoteUse();
@@ -283,12 +279,6 @@ void CoordinatorLink::Take(const v1::AttachResponse& message) {
     case v1::AttachResponse::KIND_NOT_SET:
       return;
   }
-}
-
-bool CoordinatorLink::MayConnectEngine() {
-  const std::uint64_t now_ns = context_.clock->NowNs();
-  MutexLock lock(&mutex_);
-  return engine_limit_.Take(kEngineRate, now_ns);
 }
 
 bool CoordinatorLink::Welcomed() {
@@ -332,6 +322,11 @@ void CoordinatorLink::Break(const std::string& why) {
     if (cause_.empty()) cause_ = why;
   }
   Cancel();
+}
+
+void CoordinatorLink::BreakForHarm(const std::string& why) {
+  context_.sockets->NoteHarm();
+  Break(why);
 }
 
 void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {

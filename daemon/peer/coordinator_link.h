@@ -18,7 +18,6 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/executor.h"
 #include "daemon/base/mutex.h"
-#include "daemon/base/rate_limit.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
 #include "daemon/engine/engine_settings.h"
@@ -31,6 +30,7 @@
 #include "daemon/peer/peer_protocol.h"
 #include "daemon/peer/peer_turns.h"
 #include "daemon/peer/stepped_charge.h"
+#include "daemon/peer/user_rate.h"
 #include "daemon/peer/worker_proxy_server.h"
 #include "daemon/rpc/message_stream.h"
 #include "daemon/rpc/node_status_source.h"
@@ -53,6 +53,7 @@ struct LinkContext {
   std::uint64_t idle_ns = 300'000'000'000;
   std::size_t max_buckets = kDefaultMaxBuckets;
   EngineLimits engine_limits;
+  std::shared_ptr<UserRate> engine_rate;  // of the engines that coordinators connect
   EngineMaker make_engine;
   PeerTurns* turns = nullptr;
   UserExecutor* executor = nullptr;  // as in ForwardingJob::Context
@@ -158,13 +159,13 @@ class CoordinatorLink final
   void Take(const v1::AttachResponse& message);
   void OnWelcome(const v1::Welcome& welcome);
   bool Welcomed();
-  // Counts a ConnectEngine. False: there were too many.
-  bool MayConnectEngine();
   // Ends the dialing: the ranks that wait get COORDINATOR_REFUSED.
   void Refuse(const std::string& why);
   absl::Status Refused(const std::string& why) const;
   // Ends the link, whose coordinator has broken the protocol.
   void Break(const std::string& why);
+  // The same, and the table connects to no coordinator for this user for a while.
+  void BreakForHarm(const std::string& why);
   // Ends the ranks whose trainers have given up before the coordinator has answered.
   void EndAbandoned();
   // Fails the ranks that have waited long enough for the coordinator. `why` is what ReachProbe
@@ -223,7 +224,6 @@ class CoordinatorLink final
   std::uint64_t ticked_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   // When Tick() has last told the coordinator that this node lives.
   std::uint64_t told_ns_ ABSL_GUARDED_BY(mutex_) = 0;
-  RateLimit engine_limit_ ABSL_GUARDED_BY(mutex_);  // of the coordinator's ConnectEngines
 };
 
 }  // namespace gradsync::daemon

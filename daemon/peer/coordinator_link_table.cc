@@ -21,6 +21,10 @@ constexpr std::uint64_t kSecondNs = 1'000'000'000;
 // connects once a second for each job, to each address of the name.
 constexpr std::size_t kDialsOfUser = 64;
 constexpr std::size_t kDialsPerJob = 32;
+// How many engines a user's coordinators may connect in that time, and one more for each job. A
+// coordinator connects one again when nodes have joined or left. Each is a process, which takes the
+// daemon's time to start.
+constexpr std::size_t kEnginesOfUser = 64;
 
 // What gRPC may hold of a user's coordinators before it ends streams: a few long messages, and for
 // each link the buffers of its connection.
@@ -49,7 +53,8 @@ bool NamesThisHost(const std::string& host) {
 CoordinatorLinkTable::CoordinatorLinkTable(Options options)
     : options_(std::move(options)),
       dial_rate_(
-          std::make_shared<DialRate>(kDialsOfUser + kDialsPerJob * options_.quota_jobs_per_user)) {}
+          std::make_shared<UserRate>(kDialsOfUser + kDialsPerJob * options_.quota_jobs_per_user)),
+      engine_rate_(std::make_shared<UserRate>(kEnginesOfUser + options_.quota_jobs_per_user)) {}
 
 std::size_t CoordinatorLinkTable::Quota() const {
   return kQuotaBytes + options_.quota_jobs_per_user * kQuotaBytesPerLink;
@@ -90,6 +95,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
           LinkContext context = options_.link;
           context.counted = streams_.Add();
           context.payer = user;
+          context.engine_rate = engine_rate_;
           sockets = context.sockets =
               std::make_shared<DialedSockets>(!context.tls, user, dial_rate_);
           slot = CoordinatorLink::Create(context, text, request.key);

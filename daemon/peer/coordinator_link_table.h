@@ -95,7 +95,7 @@ class CoordinatorLinkTable {
   Links All();
 
   const Options options_;
-  const std::shared_ptr<DialRate> dial_rate_;
+  const std::shared_ptr<UserRate> dial_rate_, engine_rate_;
   StreamCount streams_;
 
   Mutex mutex_;

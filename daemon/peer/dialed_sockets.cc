@@ -111,6 +111,11 @@ bool DialedSockets::EndHarmful(const VainBytes::Most& most, std::uint64_t all) {
   return harmed_;
 }
 
+void DialedSockets::NoteHarm() {
+  MutexLock lock(&mutex_);
+  harmed_ = true;
+}
+
 bool DialedSockets::HasHarmed() {
   MutexLock lock(&mutex_);
   NoteRefusedLocked();

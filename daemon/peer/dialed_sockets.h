@@ -14,27 +14,11 @@
 #include "daemon/base/borrowed_socket.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
+#include "daemon/peer/user_rate.h"
 #include "daemon/rpc/client_input.h"
-#include "daemon/rpc/connect_rate.h"
 #include "daemon/rpc/vain_bytes.h"
 
 namespace gradsync::daemon {
-
-// How often gRPC may connect to the coordinators of each user. Thread-safe.
-class DialRate {
- public:
-  // `burst`: as for ConnectRate.
-  explicit DialRate(std::size_t burst) : rate_(burst) {}
-  // Counts a connection for the user. False: there were too many.
-  bool Take(const Tenant& user, std::uint64_t now_ns) {
-    MutexLock lock(&mutex_);
-    return rate_.Take(user, now_ns);
-  }
-
- private:
-  Mutex mutex_;
-  ConnectRate rate_ ABSL_GUARDED_BY(mutex_);
-};
 
 // A trainer names its job's coordinator, so anything may answer there. gRPC limits the messages
 // that come, but neither headers nor frames without a meaning. This class does.
@@ -44,13 +28,14 @@ class DialRate {
 //
 // On a connection without TLS this class checks the frames as gRPC reads them (header_frames.h). It
 // learns of bytes read in vain only at the next Look(). Before that, a coordinator could send some,
-// end the connection itself, and accept the next one. So DialRate limits how often a user connects.
+// end the connection itself, and accept the next one. So a UserRate limits how often a user
+// connects.
 class DialedSockets {
  public:
   // `plain_text`: the connections have no TLS, so their headers can be read and are limited.
   // `user`: whose coordinator it is. `rate`: null: gRPC may connect as often as it likes.
   explicit DialedSockets(bool plain_text, const Tenant& user = {},
-                         std::shared_ptr<DialRate> rate = nullptr)
+                         std::shared_ptr<UserRate> rate = nullptr)
       : plain_text_(plain_text), user_(user), rate_(std::move(rate)) {}
 
   // Makes the channel with these arguments add its connections.
@@ -73,7 +58,10 @@ class DialedSockets {
   // Ends the connections of which too much was read in vain. `all`: the sum over all of the user's
   // coordinators. Returns HasHarmed().
   bool EndHarmful(const VainBytes::Most& most, std::uint64_t all);
-  // True if a connection has ended because of a limit of HeaderFrames, or in EndHarmful().
+  // What has come on a connection does harm. The caller ends the connection.
+  void NoteHarm();
+  // True after NoteHarm(), or if a connection has ended because of a limit of HeaderFrames, or in
+  // EndHarmful().
   bool HasHarmed();
 
  private:
@@ -86,7 +74,7 @@ class DialedSockets {
 
   const bool plain_text_;
   const Tenant user_;
-  const std::shared_ptr<DialRate> rate_;
+  const std::shared_ptr<UserRate> rate_;
   ClientInput input_;
 
   Mutex mutex_;

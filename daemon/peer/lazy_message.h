@@ -1,17 +1,20 @@
 // A message between nodes that is parsed when it is needed. gRPC would parse each message on a
 // thread that reads the streams of all users. With this class, gRPC parses only pings there, and
-// keeps the bytes of other messages. Reason: a malicious message of 16 MiB takes a second and
-// hundreds of megabytes to parse.
+// keeps the bytes of other messages. Reason: a message of 16 MiB can take a tenth of a second to
+// parse. One that would take much more memory than it has bytes is not parsed at all.
 
 #ifndef DAEMON_PEER_LAZY_MESSAGE_H_
 #define DAEMON_PEER_LAZY_MESSAGE_H_
 
 #include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/status.h>
 
 #include <cstddef>
 #include <utility>
+
+#include "daemon/peer/parsed_bytes.h"
 
 namespace gradsync::daemon {
 
@@ -24,6 +27,9 @@ class LazyMessage {
   static constexpr std::size_t kShortBytes = 8 << 10;
   // A ping, or its answer, is shorter. Parsing this many bytes takes less time than reading them.
   static constexpr std::size_t kPingBytes = 64;
+  // What a message may take once it is parsed. Those that are passed on to trainers may take 16 MiB
+  // (peer_protocol.h), and ParsesWithin() counts too much.
+  static constexpr std::size_t kMostParsedBytes = 64 << 20;
 
   LazyMessage() = default;
   // A message that is already parsed.
@@ -47,10 +53,11 @@ class LazyMessage {
   const Message* IfParsed() const { return state_ == State::kParsed ? &message_ : nullptr; }
   // As Get(), if it is short. Null: it is long.
   const Message* IfShort() const { return IsShort() ? Get() : nullptr; }
-  // Parses it if need be. Null: the bytes are no message.
+  // Parses it if need be. Null: the bytes are no message, or it would take too much memory.
   const Message* Get() const {
     if (state_ == State::kBytes) {
-      const bool parsed = grpc::SerializationTraits<Message>::Deserialize(&bytes_, &message_).ok();
+      const bool parsed =
+          FitsParsed() && grpc::SerializationTraits<Message>::Deserialize(&bytes_, &message_).ok();
       state_ = parsed ? State::kParsed : State::kBroken;
     }
     return IfParsed();
@@ -58,6 +65,12 @@ class LazyMessage {
 
  private:
   enum class State : unsigned char { kBroken, kBytes, kParsed };
+
+  bool FitsParsed() const {
+    if (bytes_.Length() <= kShortBytes) return true;
+    grpc::ProtoBufferReader reader(&bytes_);
+    return ParsesWithin(kMostParsedBytes, Message::descriptor(), &reader);
+  }
 
   // Get() changes only the form, not the content.
   mutable grpc::ByteBuffer bytes_;

@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Attacks, AcrossNodes,
                                          "large_buckets_across", "broadcasts_across",
                                          "coordinators_headers", "coordinators_short_floods",
                                          "coordinators_nothings", "coordinators_pings",
-                                         "coordinators_engines"),
+                                         "coordinators_engines", "coordinators_longest"),
                          [](const auto& one) { return one.param; });
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include <csignal>
 #include <cstdint>
 #include <iostream>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -84,6 +85,9 @@ int Main(int argc, char** argv) {
   if ((attack.on_peer_port || attack.across) && target.peer.find(':') == std::string::npos) {
     std::cerr << "attacker: --peer=HOST:PORT" << std::endl;
     return 2;
+  }
+  if (attack.coordinate != nullptr) {
+    target.coordinators = std::make_shared<RemoteCoordinators>(kCoordinators, attack.coordinate);
   }
   if (!flags["--uid"].empty()) {
     target.user = static_cast<std::uint32_t>(std::stoul(flags["--uid"]));

@@ -6,7 +6,10 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
+
+#include "tests/attack/remote_coordinators.h"
 
 namespace gradsync::attack {
 
@@ -25,6 +28,7 @@ struct Target {
   std::string other_socket;  // of another node's daemon
   std::uint32_t user = 0;    // in whose name it says Hello at `peer`
   Victim victim;
+  std::shared_ptr<RemoteCoordinators> coordinators;  // null unless the attack has `coordinate`
 };
 
 // `run` goes on until the process ends.
@@ -33,7 +37,10 @@ struct Attack {
   bool on_peer_port = false;
   bool across = false;     // its jobs are on two nodes
   bool on_victim = false;  // it aims at the victim's job, and becomes some user itself
+  // What each of kCoordinators coordinators does on each stream, after Welcome.
+  std::function<void(fault::FakeCoordinator::Stream*)> coordinate = nullptr;
 };
+inline constexpr int kCoordinators = 8;
 using Attacks = std::map<std::string, Attack>;  // by name
 
 Attacks ConnectionAttacks();  // connection_attacks.cc

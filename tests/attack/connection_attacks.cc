@@ -36,6 +36,8 @@
 namespace gradsync::attack {
 namespace {
 
+using fault::FakeCoordinator;
+
 // All loopback addresses belong to this machine, so anyone may call from any of them.
 constexpr char kOwnAddress[] = "127.0.0.9";
 constexpr std::chrono::milliseconds kPace(1);  // between two attempts that may fail
@@ -531,25 +533,33 @@ void CoordinatorsShortFloods(const Target& target) {
   });
 }
 
-// Asks for engines without end. Each one takes a thread of the daemon while it connects.
-void CoordinatorsEngines(const Target& target) {
-  OnThreads(8, [&](int thread, const Begun& begun) {
-    using fault::FakeCoordinator;
-    const FakeCoordinator coordinator([](FakeCoordinator::Stream* stream) {
-      stream->Write(FakeCoordinator::Welcome());
-      for (std::uint64_t epoch = 1; stream->Write(FakeCoordinator::ConnectEngine(epoch)); ++epoch) {
-      }
-    });
-    for (;;) {
+// A trainer on each thread, whose job's coordinator runs the attack's script.
+void JoinCoordinators(const Target& target) {
+  OnThreads(kCoordinators, [&](int thread, const Begun& begun) {
+    for (bool first = true;; first = false) {
       fault::RawSession trainer(target.socket);
-      auto open = fault::RawSession::OpenRequest(1, 2, "engines" + std::to_string(thread));
-      open.mutable_open_session()->set_coordinator(coordinator.address());
+      auto open = fault::RawSession::OpenRequest(1, 2, "coordinated" + std::to_string(thread));
+      open.mutable_open_session()->set_coordinator(target.coordinators->address(thread));
       trainer.Send(open);
-      trainer.End();  // the daemon has ended the link, or refused the trainer
+      if (first) target.coordinators->AwaitStream();
       begun();
+      trainer.End();  // the daemon has ended the link, or refused the trainer
       std::this_thread::sleep_for(kPace);
     }
   });
+}
+
+// Asks for engines without end. Each one takes a thread of the daemon while it connects.
+void AskForEngines(FakeCoordinator::Stream* stream) {
+  for (std::uint64_t epoch = 1; stream->Write(FakeCoordinator::ConnectEngine(epoch)); ++epoch) {
+  }
+}
+
+// Messages that would take hundreds of megabytes.
+void SendLongest(FakeCoordinator::Stream* stream) {
+  static const auto* const longest = new v1::AttachResponse(FakeCoordinator::Longest());
+  while (stream->Write(*longest)) {
+  }
 }
 
 // Headers that never end.
@@ -605,7 +615,8 @@ Attacks ConnectionAttacks() {
       {"small_data", {[](const Target& t) { SmallData(ToSocket(t), kSession, 5); }}},
       {"peer_small_data", {[](const Target& t) { SmallData(ToPeer(t), kAttach, 5); }, kOnPeerPort}},
       {"coordinators_headers", {CoordinatorsHeaders}},
-      {"coordinators_engines", {CoordinatorsEngines}},
+      {"coordinators_engines", {JoinCoordinators, false, false, false, AskForEngines}},
+      {"coordinators_longest", {JoinCoordinators, false, false, false, SendLongest}},
       {"coordinators_short_floods", {CoordinatorsShortFloods}},
       {"coordinators_nothings", {[](const Target& t) {
          Coordinators(t, [](RawHttp2* daemon) { daemon->SendNothings(); });

@@ -527,6 +527,28 @@ TEST_F(PeerPort, ACoordinatorGivesNoOrdersBeforeItsWelcome) {
   ExpectUnharmed();
 }
 
+// 16 MiB that would be 600 MiB.
+TEST_F(PeerPort, ACoordinatorsMessageOfManyPartsTakesLittleMemory) {
+  const v1::AttachResponse longest = FakeCoordinator::Longest();
+  FakeCoordinator fake([&](FakeCoordinator::Stream* stream) {
+    stream->Write(FakeCoordinator::Welcome());
+    stream->Write(longest);
+    FakeCoordinator::Await(stream, v1::AttachRequest::KIND_NOT_SET);
+  });
+  const std::uint64_t before = MemoryBytes(alpha_.pid(), "VmHWM");
+  Trainer attacker(alpha_, 1, 2, "attack", "coordinator=" + fake.address());
+  const Reply lost = attacker.Join();
+  EXPECT_EQ(lost.reason, "COORDINATOR_LOST") << lost;
+  EXPECT_NE(lost.message.find("a message that takes too much memory"), std::string::npos) << lost;
+  const Reply paused = Trainer(alpha_, 1, 2, "attack", "coordinator=" + fake.address()).Join();
+  EXPECT_EQ(paused.reason, "QUOTA") << paused;
+  ExpectUnharmed();
+  const std::uint64_t cost = MemoryBytes(alpha_.pid(), "VmHWM") - before;
+  std::cout << before / kMiB << " MiB before, " << cost / kMiB << " MiB more" << std::endl;
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  EXPECT_LT(cost, 64 * kMiB);
+}
+
 // What a coordinator sends that is no message.
 struct Frames {
   const char* name;

@@ -6,6 +6,18 @@
 #include <utility>
 
 namespace gradsync::fault {
+namespace {
+
+// A field of Protocol Buffers that has a length.
+std::string Field(int number, const std::string& content) {
+  std::string field(1, static_cast<char>(number << 3 | 2));
+  for (std::size_t left = content.size(); true; left >>= 7) {
+    field += static_cast<char>((left & 0x7f) | (left > 0x7f ? 0x80 : 0));
+    if (left <= 0x7f) return field + content;
+  }
+}
+
+}  // namespace
 
 FakeCoordinator::FakeCoordinator(std::function<void(Stream*)> script) : script_(std::move(script)) {
   grpc::ServerBuilder builder;
@@ -31,6 +43,21 @@ v1::AttachRequest FakeCoordinator::Await(Stream* stream, v1::AttachRequest::Kind
     if (message.kind_case() == kind) return message;
   }
   return {};
+}
+
+v1::AttachResponse FakeCoordinator::Longest() {
+  constexpr std::size_t kBytes = 16 << 20;  // kMaxCoordinatorMessageBytes
+  constexpr std::size_t kAround = 64;       // fields and lengths
+  const std::string part = Field(v1::SessionOpened::kLayoutsFieldNumber, "");
+  std::string parts;
+  while (parts.size() + kAround < kBytes) parts += part;
+  const std::string response = Field(v1::SessionResponse::kSessionOpenedFieldNumber, parts);
+  v1::AttachResponse message;
+  // Not as a message: it would take as much memory here.
+  message.GetReflection()->MutableUnknownFields(&message)->AddLengthDelimited(
+      v1::AttachResponse::kRankResponseFieldNumber,
+      Field(v1::RankResponse::kResponseFieldNumber, response));
+  return message;
 }
 
 v1::AttachResponse FakeCoordinator::ConnectEngine(std::uint64_t epoch) {

@@ -31,6 +31,9 @@ class FakeCoordinator final : public v1::Peer::Service {
   // has no kind. A Pong may come between any two messages: the daemon sends it unasked while a
   // message waits for its turn there.
   static v1::AttachRequest Await(Stream* stream, v1::AttachRequest::KindCase kind);
+  // The longest message of a coordinator, of empty parts: each takes two bytes here, and dozens in
+  // a daemon that parses it.
+  static v1::AttachResponse Longest();
   // Asks for an engine with a node that does not answer.
   static v1::AttachResponse ConnectEngine(std::uint64_t epoch);
   // Asks for kEnginesAtOnce engines, and for a new one whenever one has ended or was refused, until

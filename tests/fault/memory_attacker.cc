@@ -11,6 +11,8 @@
 //   memory_attacker SOCKET unread N           N sessions that run steps and read nothing
 //   memory_attacker SOCKET jobs N M           N jobs, one after the other, of one rank with M
 //                                             layouts of 4096 buckets
+//   memory_attacker SOCKET collectives N      N sessions, each of a job of two ranks, that begin as
+//                                             many collectives as the daemon keeps
 //   memory_attacker SOCKET reflection N       N streams of reflection that ask and read nothing
 //
 // Prints READY when the attack is at its full strength. Each attack consists of rounds. After the
@@ -34,8 +36,10 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/job/collective_order.h"
 #include "gradsync/v1/gradsync.pb.h"
 #include "grpc/reflection/v1alpha/reflection.pb.h"
+#include "proto/gradsync/limits.h"
 #include "tests/fault/raw_session.h"
 #include "tests/kit/become_user.h"
 
@@ -342,6 +346,33 @@ struct Registering {
   }
 }
 
+[[noreturn]] void BeginCollectives(const std::string& socket, std::size_t count) {
+  std::vector<std::unique_ptr<RawSession>> sessions(count);
+  v1::SessionRequest collective;
+  collective.mutable_begin_collective()->set_description(std::string(kMaxCollectiveBytes, 'x'));
+  for (bool first = true;; first = false) {
+    std::size_t refused = 0;
+    RawStatus last;
+    for (std::size_t i = 0; i < count; ++i) {
+      auto& session = sessions[i];
+      if (session == nullptr) {
+        session = OpenJob(socket, i, /*world_size=*/2, /*coordinator=*/"", &last);
+      }
+      for (std::size_t n = 0; session != nullptr && n < daemon::CollectiveOrder::kKept; ++n) {
+        session->Send(collective);
+      }
+      if (first && session != nullptr) {
+        // When this is answered, the collectives have been handled.
+        session->Send(RawSession::LayoutRequest(1, 1, "layout"));
+        if (const auto why = Answer(&session)) last = *why;
+      }
+      if (session == nullptr) ++refused;
+    }
+    Ready();
+    if (first) Report(refused, last);
+  }
+}
+
 // Null: there is no such attack.
 std::function<void()> AttackOf(const std::vector<std::string>& arguments) {
   const std::string& socket = arguments.at(1);
@@ -370,6 +401,7 @@ std::function<void()> AttackOf(const std::vector<std::string>& arguments) {
   if (attack == "unread") {
     return [=, sessions = number(0)] { RunUnreadSteps(socket, SideSocketOf(socket), sessions); };
   }
+  if (attack == "collectives") return [=, count = number(0)] { BeginCollectives(socket, count); };
   if (attack == "jobs") {
     return [=, jobs = number(0), layouts = number(1)] { RunJobs(socket, jobs, layouts); };
   }

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "daemon/base/heap_trimmer.h"
+#include "daemon/job/collective_order.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/gradsync/limits.h"
 #include "tests/fault/trainer.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/deadline.h"
@@ -222,6 +224,15 @@ TEST_F(MemoryTest, UnreadMessagesAreCharged) {
   })) << "a session is disconnected";
   EXPECT_LE(Charged(), kQuota);
   ExpectCostBelow(kQuota + 64 * kMiB);
+}
+
+// One rank begins what the other never does.
+TEST_F(MemoryTest, CollectivesThatOthersHaveNotBegunAreCharged) {
+  Attacker attacker(daemon_, {"collectives", "64"});
+  EXPECT_THAT(Attack(&attacker), testing::StartsWith("0 "));
+  EXPECT_GT(Charged(), 64 * daemon::CollectiveOrder::kKept * kMaxCollectiveBytes);
+  EXPECT_LE(Charged(), kQuota);
+  ExpectCostBelow(Charged() + 32 * kMiB);
 }
 
 TEST_F(MemoryTest, UnreadAnswersAreFew) {

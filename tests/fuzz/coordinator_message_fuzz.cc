@@ -142,6 +142,7 @@ class World {
     context.clock = &clock_;
     context.tls = true;  // otherwise the kernel is asked who answers
     context.sockets = std::make_shared<DialedSockets>(/*plain_text=*/false);
+    context.engine_rate = std::make_shared<UserRate>(/*burst=*/64);
     context.here = &here_;
     return context;
   }

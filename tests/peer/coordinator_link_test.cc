@@ -53,6 +53,7 @@ class CoordinatorLinkTest : public testing::Test {
     context.clock = &clock_;
     context.tls = true;  // otherwise the kernel is asked who answers
     context.sockets = std::make_shared<DialedSockets>(/*plain_text=*/false);
+    context.engine_rate = std::make_shared<UserRate>(/*burst=*/64);
     return context;
   }
   JoinRequest JoinMessage() const {
@@ -160,8 +161,9 @@ TEST_F(ConnectedEngines, CoordinatorMayConnectManyAndRegainsOne) {
   EXPECT_THAT(CauseAfter(65), HasSubstr("the connection to it has ended"));
 }
 
-TEST_F(ConnectedEngines, OneMoreEndsTheLinkByName) {
+TEST_F(ConnectedEngines, OneMoreEndsTheLinkByNameAndIsHarm) {
   EXPECT_THAT(CauseAfter(66), HasSubstr("it connects engines too often"));
+  EXPECT_TRUE(link_->HasHarmed());
 }
 
 // Otherwise a user's quota would be used up by trainers that have ended long ago.

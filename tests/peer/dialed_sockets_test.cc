@@ -179,8 +179,8 @@ TEST(DialedSockets, EarlierMessagesAreNoCreditForALaterConnection) {
   EXPECT_EQ(sockets.Look(), kMiB);
 }
 
-TEST(DialRate, EachUserConnectsOnlySoOften) {
-  const auto rate = std::make_shared<DialRate>(/*burst=*/2);
+TEST(UserRate, EachUserConnectsOnlySoOften) {
+  const auto rate = std::make_shared<UserRate>(/*burst=*/2);
   const Pair pair;
   for (const uid_t user : {1000, 1001}) {
     for (const bool may : {true, true, false}) {

@@ -50,6 +50,19 @@ TEST(LazyMessageTest, AShortMessageIsParsedWhenItIsAskedFor) {
   EXPECT_NE(message.IfParsed(), nullptr);
 }
 
+// 2 bytes for each object.
+TEST(LazyMessageTest, AMessageThatWouldTakeMuchMemoryIsNotParsed) {
+  v1::AttachRequest message;
+  auto* const parameters =
+      message.mutable_rank_request()->mutable_request()->mutable_register_layout();
+  for (std::size_t i = 0; i < Lazy::kMostParsedBytes / 64; ++i) parameters->add_parameters();
+  const std::string bytes = message.SerializeAsString();
+  EXPECT_LT(bytes.size(), 3u << 20);
+  Lazy lazy;
+  ASSERT_TRUE(Receive(bytes, &lazy).ok());
+  EXPECT_EQ(lazy.Get(), nullptr);
+}
+
 TEST(LazyMessageTest, ALongMessageIsParsedWhenItIsUsed) {
   Lazy message;
   ASSERT_TRUE(Receive(MessageOf(2 * Lazy::kShortBytes), &message).ok());

@@ -391,6 +391,7 @@ class LinkTurnsTest : public testing::Test {
     context.clock = &clock_;
     context.tls = true;  // otherwise the kernel is asked who answers
     context.sockets = sockets_;
+    context.engine_rate = std::make_shared<UserRate>(/*burst=*/64);
     const JobKey key{kUser.uid, "job", ""};
     link_ = CoordinatorLink::Create(context, address, key);
     JoinRequest join;
