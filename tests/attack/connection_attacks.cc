@@ -541,7 +541,8 @@ void JoinCoordinators(const Target& target) {
       auto open = fault::RawSession::OpenRequest(1, 2, "coordinated" + std::to_string(thread));
       open.mutable_open_session()->set_coordinator(target.coordinators->address(thread));
       trainer.Send(open);
-      if (first) target.coordinators->AwaitStream();
+      // The daemon may have paused the user, because of an earlier attack or of the other threads.
+      if (first && thread == 0) target.coordinators->AwaitStream();
       begun();
       trainer.End();  // the daemon has ended the link, or refused the trainer
       std::this_thread::sleep_for(kPace);
