@@ -238,9 +238,7 @@ void CoordinatorLink::OnMessage(const LazyMessage<v1::AttachResponse>& received)
   if (const v1::AttachResponse* const message = received.Get()) return Take(*message);
   constexpr char kWhy[] =
       "it sent bytes that are no message, or a message that takes too much memory";
-  context_.sockets->NoteHarm();
-  Refuse(kWhy);
-  Break(kWhy);
+  EndForHarm(kWhy);
 }
 
 void CoordinatorLink::Take(const v1::AttachResponse& message) {
@@ -256,7 +254,7 @@ void CoordinatorLink::Take(const v1::AttachResponse& message) {
       return OnRankResponse(message.rank_response());
     case v1::AttachResponse::kConnectEngine:
       if (!context_.engine_rate->Take(payer(), context_.clock->NowNs())) {
-        return BreakForHarm("it connects engines too often");
+        return EndForHarm("its user's coordinators connect engines too often");
       }
       return engine_->Connect(message.connect_engine());
     case v1::AttachResponse::kLaunch:
@@ -311,8 +309,9 @@ absl::Status CoordinatorLink::Refused(const std::string& why) const {
 bool CoordinatorLink::EndIfHarmful(std::uint64_t vain, std::uint64_t most) {
   const std::uint64_t one = Welcomed() ? kMostVain : kMostVainUnwelcomed;
   if (!context_.sockets->EndHarmful({one, most, kFewVain}, vain)) return false;
-  Refuse(kHarm);
-  Break(kHarm);
+  const std::string why = WhyHarmful();
+  Refuse(why);
+  Break(why);
   return true;
 }
 
@@ -324,9 +323,19 @@ void CoordinatorLink::Break(const std::string& why) {
   Cancel();
 }
 
-void CoordinatorLink::BreakForHarm(const std::string& why) {
+void CoordinatorLink::EndForHarm(const std::string& why) {
+  {
+    MutexLock lock(&mutex_);
+    if (cause_.empty()) cause_ = why;  // before Tick() sees the harm
+  }
   context_.sockets->NoteHarm();
-  Break(why);
+  Refuse(why);
+  Cancel();
+}
+
+std::string CoordinatorLink::WhyHarmful() {
+  MutexLock lock(&mutex_);
+  return cause_.empty() ? kHarm : cause_;
 }
 
 void CoordinatorLink::OnWelcome(const v1::Welcome& welcome) {
@@ -451,7 +460,7 @@ void CoordinatorLink::OnFinished() {
   }
   absl::Status why = finish;
   if (HasHarmed()) {
-    why = Refused(kHarm);
+    why = Refused(WhyHarmful());
   } else if (DetailsOf(finish).reason.empty()) {
     why = Unreachable(std::string(finish.message()));
   }

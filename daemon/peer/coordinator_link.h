@@ -164,8 +164,10 @@ class CoordinatorLink final
   absl::Status Refused(const std::string& why) const;
   // Ends the link, whose coordinator has broken the protocol.
   void Break(const std::string& why);
-  // The same, and the table connects to no coordinator for this user for a while.
-  void BreakForHarm(const std::string& why);
+  // The same, at any time, and the table connects to no coordinator for this user for a while.
+  void EndForHarm(const std::string& why);
+  // What harm the coordinator has done, if HasHarmed().
+  std::string WhyHarmful();
   // Ends the ranks whose trainers have given up before the coordinator has answered.
   void EndAbandoned();
   // Fails the ranks that have waited long enough for the coordinator. `why` is what ReachProbe

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kMaxSelves = 64;
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
-// How often gRPC may connect for a user within ConnectRate::kRegainNs. While nobody answers, it
+// How often gRPC may connect for a user within ConnectRate::kRegainNs. While nothing listens, it
 // connects once a second for each job, to each address of the name.
 constexpr std::size_t kDialsOfUser = 64;
 constexpr std::size_t kDialsPerJob = 32;
@@ -30,9 +30,9 @@ constexpr std::size_t kEnginesOfUser = 64;
 // each link the buffers of its connection.
 constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerLink = 128 << 10;
-// How long gRPC tries to connect before it begins anew. Long enough for TLS with a distant node, or
-// with a busy one. Short enough for a node that comes up meanwhile: the kernel repeats a lost
-// handshake after longer and longer pauses.
+// How long gRPC tries to connect to an address before it begins anew, or takes the name's next one.
+// Long enough for TLS with a distant node, or with a busy one. Short enough for a node that comes
+// up meanwhile: the kernel repeats a lost handshake after longer and longer pauses.
 constexpr int kAttemptMs = 5000;
 // What may be read in vain of a user's coordinators together, at least.
 constexpr std::uint64_t kMostVain = 128 << 20;

@@ -25,6 +25,7 @@
 #include "daemon/peer/coordinator_list.h"
 #include "daemon/peer/dialed_sockets.h"
 #include "daemon/peer/peer_address.h"
+#include "daemon/peer/user_rate.h"
 #include "daemon/rpc/node_status_source.h"
 #include "daemon/rpc/stream_count.h"
 

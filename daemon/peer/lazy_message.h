@@ -67,7 +67,8 @@ class LazyMessage {
   enum class State : unsigned char { kBroken, kBytes, kParsed };
 
   bool FitsParsed() const {
-    if (bytes_.Length() <= kShortBytes) return true;
+    // A byte takes less than 64.
+    if (bytes_.Length() <= kMostParsedBytes / 64) return true;
     grpc::ProtoBufferReader reader(&bytes_);
     return ParsesWithin(kMostParsedBytes, Message::descriptor(), &reader);
   }

@@ -87,7 +87,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
   if (attack.coordinate != nullptr) {
-    target.coordinators = std::make_shared<RemoteCoordinators>(kCoordinators, attack.coordinate);
+    target.coordinators = std::make_shared<RemoteCoordinators>(kCoordinators, attack.coordinate());
   }
   if (!flags["--uid"].empty()) {
     target.user = static_cast<std::uint32_t>(std::stoul(flags["--uid"]));

@@ -37,8 +37,8 @@ struct Attack {
   bool on_peer_port = false;
   bool across = false;     // its jobs are on two nodes
   bool on_victim = false;  // it aims at the victim's job, and becomes some user itself
-  // What each of kCoordinators coordinators does on each stream, after Welcome.
-  std::function<void(fault::FakeCoordinator::Stream*)> coordinate = nullptr;
+  // Returns what each of kCoordinators coordinators does on each stream, after Welcome.
+  std::function<RemoteCoordinators::Script()> coordinate = nullptr;
 };
 inline constexpr int kCoordinators = 8;
 using Attacks = std::map<std::string, Attack>;  // by name

@@ -551,16 +551,19 @@ void JoinCoordinators(const Target& target) {
 }
 
 // Asks for engines without end. Each one takes a thread of the daemon while it connects.
-void AskForEngines(FakeCoordinator::Stream* stream) {
-  for (std::uint64_t epoch = 1; stream->Write(FakeCoordinator::ConnectEngine(epoch)); ++epoch) {
-  }
+RemoteCoordinators::Script AskForEngines() {
+  return [](FakeCoordinator::Stream* stream) {
+    for (std::uint64_t epoch = 1; stream->Write(FakeCoordinator::ConnectEngine(epoch)); ++epoch) {
+    }
+  };
 }
 
 // Messages that would take hundreds of megabytes.
-void SendLongest(FakeCoordinator::Stream* stream) {
-  static const auto* const longest = new v1::AttachResponse(FakeCoordinator::Longest());
-  while (stream->Write(*longest)) {
-  }
+RemoteCoordinators::Script SendLongest() {
+  return [longest = FakeCoordinator::Longest()](FakeCoordinator::Stream* stream) {
+    while (stream->Write(longest)) {
+    }
+  };
 }
 
 // Headers that never end.

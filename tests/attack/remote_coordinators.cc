@@ -13,8 +13,8 @@ namespace {
 
 using fault::FakeCoordinator;
 
-[[noreturn]] void Coordinate(int count, const std::function<void(FakeCoordinator::Stream*)>& script,
-                             int life, int streams) {
+[[noreturn]] void Coordinate(int count, const RemoteCoordinators::Script& script, int life,
+                             int streams) {
   std::string addresses;
   std::deque<FakeCoordinator> coordinators;
   for (int i = 0; i < count; ++i) {
@@ -37,8 +37,7 @@ using fault::FakeCoordinator;
 
 }  // namespace
 
-RemoteCoordinators::RemoteCoordinators(
-    int count, const std::function<void(FakeCoordinator::Stream*)>& script) {
+RemoteCoordinators::RemoteCoordinators(int count, const RemoteCoordinators::Script& script) {
   const pid_t child = fork();
   if (child < 0) {
     std::perror("fork");

@@ -1,4 +1,4 @@
-// RemoteCoordinators that an attack plays, as if they were on other machines.
+// Coordinators that an attack plays, as if they were on other machines.
 
 #ifndef TESTS_ATTACK_REMOTE_COORDINATORS_H_
 #define TESTS_ATTACK_REMOTE_COORDINATORS_H_
@@ -12,15 +12,17 @@
 
 namespace gradsync::attack {
 
-// RemoteCoordinators in a process of their own, which stays root's: without TLS the daemon takes no
+// Coordinators in a process of their own, which stays root's: without TLS the daemon takes no
 // orders from another user's process on its own machine, but from any process on others. The
 // destructor ends them. Not thread-safe.
 //
 // Make it before the attack becomes another user, and before it has threads.
 class RemoteCoordinators {
  public:
+  using Script = std::function<void(fault::FakeCoordinator::Stream*)>;
+
   // Each coordinator says Welcome on each stream, then runs `script`.
-  RemoteCoordinators(int count, const std::function<void(fault::FakeCoordinator::Stream*)>& script);
+  RemoteCoordinators(int count, const Script& script);
 
   const std::string& address(int number) const { return addresses_[number]; }
   // Waits until the daemon has begun another stream to some coordinator. False: they have ended.

@@ -171,9 +171,11 @@ class PodTest(unittest.TestCase):
             quotas = dict(re.findall(r'^(quota_\w+): "?(\w+)"?$', CONFIG.read_text(), re.MULTILINE))
             quotas.update(re.findall(r"--(quota_\w+)=(\w+)", " ".join(daemon["args"])))
             grpc = bytes_of("64MiB") + bytes_of("128KiB") * int(quotas["quota_sessions_per_user"])
-            least = bytes_of("320MiB") + grpc + bytes_of(quotas["quota_control_bytes_per_user"])
-            if "--peer_listen=" in " ".join(daemon["args"]):
-                least += 2 * bytes_of("608MiB") + bytes_of(quotas["quota_engine_bytes_per_user"])
+            peers = "--peer_listen=" in " ".join(daemon["args"])
+            least = bytes_of("512MiB" if peers else "320MiB")
+            least += grpc + bytes_of(quotas["quota_control_bytes_per_user"])
+            if peers:
+                least += bytes_of(quotas["quota_engine_bytes_per_user"])
                 least += bytes_of("64MiB") + bytes_of("128KiB") * int(quotas["quota_jobs_per_user"])
             self.assertGreaterEqual(bytes_of(daemon["resources"]["limits"]["memory"]), least)
 

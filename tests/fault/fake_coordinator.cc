@@ -3,6 +3,7 @@
 #include <grpcpp/server_builder.h>
 
 #include <chrono>
+#include <cstddef>
 #include <utility>
 
 namespace gradsync::fault {

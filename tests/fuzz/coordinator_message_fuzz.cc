@@ -16,6 +16,7 @@
 #include "daemon/arena/arena_quota.h"
 #include "daemon/job/layout_plan.h"
 #include "daemon/peer/coordinator_link.h"
+#include "daemon/peer/user_rate.h"
 #include "daemon/rpc/decode.h"
 #include "daemon/rpc/encode.h"
 #include "daemon/rpc/rank_dispatch.h"

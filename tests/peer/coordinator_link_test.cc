@@ -2,6 +2,7 @@
 // The stream never begins, so gRPC is not called. What it would send stays in its queue.
 
 #include "daemon/peer/coordinator_link.h"
+#include "daemon/peer/user_rate.h"
 
 #include <cstdint>
 #include <memory>
@@ -162,7 +163,7 @@ TEST_F(ConnectedEngines, CoordinatorMayConnectManyAndRegainsOne) {
 }
 
 TEST_F(ConnectedEngines, OneMoreEndsTheLinkByNameAndIsHarm) {
-  EXPECT_THAT(CauseAfter(66), HasSubstr("it connects engines too often"));
+  EXPECT_THAT(CauseAfter(66), HasSubstr("coordinators connect engines too often"));
   EXPECT_TRUE(link_->HasHarmed());
 }
 

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <random>
 #include <string>
 
+#include "daemon/peer/lazy_message.h"
 #include "gradsync/v1/peer.pb.h"
 #include "gtest/gtest.h"
 
@@ -69,6 +71,94 @@ TEST(ParsedBytesTest, EmptyPartsCount) {
   const std::string bytes = message.SerializeAsString();
   EXPECT_LT(bytes.size(), 210'000u);
   EXPECT_FALSE(Parses(10 * bytes.size(), bytes));
+}
+
+// What the parser takes, also if it fails in the end.
+std::size_t Takes(const std::string& bytes) {
+  v1::AttachResponse message;
+  static_cast<void>(message.ParseFromString(bytes));
+  return message.SpaceUsedLong();
+}
+
+std::string Repeated(const std::string& piece, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += piece;
+  return all;
+}
+
+// The parser keeps a field whose wire type is another one.
+TEST(ParsedBytesTest, FieldsOfAnotherWireTypeCount) {
+  const std::string welcome_is_a_number = Repeated(std::string("\x08\x00", 2), 10'000);
+  const std::string ping_number_is_a_text =
+      "\x3a\xa0\x9c\x01" + Repeated(std::string("\x0a\x00", 2), 10'000);  // of 20,000 bytes
+  for (const std::string& bytes : {welcome_is_a_number, ping_number_is_a_text}) {
+    EXPECT_GT(Takes(bytes), 160'000u);
+    EXPECT_FALSE(Parses(Takes(bytes) - 1, bytes));
+    EXPECT_TRUE(Parses(8 * Takes(bytes), bytes));
+  }
+}
+
+// The parser reads a part to its end, beyond that of the message around it. Here it would take a
+// worker's text for the details of an error.
+TEST(ParsedBytesTest, PartsEndWithinTheirMessage) {
+  const std::string details = Repeated(std::string("\x1a\x00", 2), 1'000);
+  const std::string text = "\x42\xd3\x0f\x1a\xd0\x0f" + details;
+  // A RankResponse of 5 bytes, whose response has 16,000,000.
+  const std::string bytes = "\x12\x05\x12\x80\xc8\xd0\x07" + text;
+  EXPECT_TRUE(Parses(kMuch, text));
+  EXPECT_FALSE(Parses(kMuch, bytes));
+}
+
+// Bytes of messages, with some changed: the sum is never less than what the parser takes.
+TEST(ParsedBytesTest, IsNeverTooLittle) {
+  std::mt19937 random(1);
+  const auto below = [&random](std::size_t bound) { return random() % bound; };
+  v1::AttachResponse assigned, connect, done, launch;
+  for (int i = 0; i < 8; ++i) {
+    auto* const layout = ResponseOf(&assigned)->mutable_layout_assigned();
+    layout->add_placements()->set_bucket(i);
+    layout->add_buckets();
+    auto* const step = ResponseOf(&done)->mutable_step_done();
+    step->add_sum_of_squares(i);
+    step->add_non_finite(i);
+    step->add_buckets()->add_ready_ns(i);
+    launch.mutable_launch()->add_incarnations(i);
+    connect.mutable_connect_engine()->add_node_names("alpha");
+  }
+  const std::string originals[] = {assigned.SerializeAsString(), connect.SerializeAsString(),
+                                   done.SerializeAsString(), launch.SerializeAsString()};
+  int parsed = 0;
+  for (int i = 0; i < 200'000; ++i) {
+    std::string bytes = originals[below(4)];
+    if (below(2) == 0) bytes += originals[below(4)];
+    for (std::size_t changes = below(4); changes > 0; --changes) {
+      bytes[below(bytes.size())] =
+          static_cast<char>(below(2) == 0 ? below(256) : below(16) * 8 + 2);
+    }
+    const std::size_t takes = Takes(bytes);
+    ASSERT_FALSE(Parses(takes - 1, bytes)) << takes << " bytes of memory, input " << i;
+    parsed += Parses(kMuch, bytes) ? 1 : 0;
+  }
+  EXPECT_GT(parsed, 20'000);
+}
+
+// The largest message that a coordinator sends: StepDone, with times and statistics of as many
+// buckets and ranks as a layout may have.
+TEST(ParsedBytesTest, TheLargestStepFits) {
+  v1::AttachResponse message;
+  v1::StepDone* const step = ResponseOf(&message)->mutable_step_done();
+  for (int bucket = 0; bucket < 65'536; ++bucket) {
+    v1::BucketTimes* const times = step->add_buckets();
+    times->set_bucket(bucket);
+    for (int rank = 0; rank < 2; ++rank) times->add_ready_ns(std::uint64_t{1} << 55);
+    times->set_start_ns(std::uint64_t{1} << 55);
+    times->set_finish_ns(std::uint64_t{1} << 55);
+    step->add_sum_of_squares(1.0);
+    step->add_non_finite(std::uint64_t{1} << 40);
+  }
+  step->set_used_map(std::string(500'000 / 8, 'u'));
+  const std::string bytes = message.SerializeAsString();
+  EXPECT_TRUE(Parses(LazyMessage<v1::AttachResponse>::kMostParsedBytes, bytes));
 }
 
 // As the bytes of gRPC's slices do.

@@ -26,6 +26,7 @@
 #include "daemon/peer/dialed_sockets.h"
 #include "daemon/peer/peer_server.h"
 #include "daemon/peer/peer_turns.h"
+#include "daemon/peer/user_rate.h"
 #include "daemon/rpc/client_input.h"
 #include "daemon/rpc/completion_dispatcher.h"
 #include "daemon/rpc/stream_count.h"
