@@ -121,9 +121,9 @@ TEST(Replacement, KeepsTheStepNumberAndTheDaemonSmall) {
       [](const auto& status) { return status.arena_bytes() < (2 * 33u << 20); }));
   // At most three per rank: staging memory, one arena, one page of semaphores. Replaced arenas keep
   // no descriptor, once the daemon's copier has come to them.
-  EXPECT_TRUE(daemon.AwaitStatus(
-      [&](const auto&) { return daemon.CountDescriptors("memfd:gradsync") <= 6; }))
-      << daemon.CountDescriptors("memfd:gradsync");
+  EXPECT_TRUE(daemon.AwaitStatus([&](const auto&) {
+    return daemon.CountDescriptors("memfd:gradsync") <= 6;
+  })) << daemon.CountDescriptors("memfd:gradsync");
   ASSERT_EQ(daemon.Stats().jobs(0).layouts_size(), 1);
   EXPECT_EQ(daemon.Stats().jobs(0).layouts(0).steps_complete(), 20u);
   ExpectAll(trainers, "leave");
