@@ -1,7 +1,7 @@
 // A message between nodes that is parsed when it is needed. gRPC would parse each message on a
 // thread that reads the streams of all users. With this class, gRPC parses only pings there, and
-// keeps the bytes of other messages. Reason: a message of 16 MiB takes long to parse. One that would
-// take much more memory than it has bytes is not parsed at all.
+// keeps the bytes of other messages. Reason: a message of 16 MiB takes long to parse. One that
+// would take much more memory than it has bytes is not parsed at all.
 
 #ifndef DAEMON_PEER_LAZY_MESSAGE_H_
 #define DAEMON_PEER_LAZY_MESSAGE_H_
