@@ -1,6 +1,11 @@
 #include "daemon/base/thread.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
+
 #include <atomic>
+#include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <future>
 #include <system_error>
@@ -19,6 +24,20 @@ std::atomic<bool> has_grpc{true};
 // After a refusal the answer is no for so long. The next attempt takes gRPC's threads again.
 constexpr std::uint64_t kRefusedNs = 100'000'000;
 
+// For so long a thread that gRPC needs is tried again.
+constexpr std::uint64_t kGrpcWaitsNs = 1'000'000'000;
+
+// True while this thread starts a thread that the daemon can do without.
+thread_local bool may_be_refused = false;
+
+class MayBeRefused {
+ public:
+  MayBeRefused() { may_be_refused = true; }
+  ~MayBeRefused() { may_be_refused = false; }
+  MayBeRefused(const MayBeRefused&) = delete;
+  MayBeRefused& operator=(const MayBeRefused&) = delete;
+};
+
 // Starts so many threads and ends them. False: the system refuses one.
 bool TryToStart(int count) {
   std::promise<void> end;
@@ -27,6 +46,7 @@ bool TryToStart(int count) {
   threads.reserve(count);
   bool can = true;
   try {
+    const MayBeRefused refusal;
     for (int i = 0; i < count; ++i) threads.emplace_back([ended] { ended.wait(); });
   } catch (const std::system_error&) {
     can = false;
@@ -54,6 +74,7 @@ bool CanStartThreads(int count) {
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
   if (has_grpc.load() && !CanStartThreads(1)) return OutOfThreads();
   try {
+    const MayBeRefused refusal;
     return std::thread(std::move(body));
   } catch (const std::system_error&) {
     return OutOfThreads();
@@ -67,3 +88,22 @@ absl::Status OutOfThreads() {
 }
 
 }  // namespace gradsync::daemon
+
+// Stands before the C library's function, for gRPC and every other library. gRPC loses work if it
+// gets no thread, and TryToStart() takes the last ones for a moment. So what the system refuses is
+// tried again.
+extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                              void* (*body)(void*), void* argument) noexcept {
+  using gradsync::daemon::MonotonicNowNs;
+  static const auto start =
+      reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+  const std::uint64_t give_up_ns = MonotonicNowNs() + gradsync::daemon::kGrpcWaitsNs;
+  for (;;) {
+    const int error = start(thread, attributes, body, argument);
+    if (error != EAGAIN || gradsync::daemon::may_be_refused || MonotonicNowNs() > give_up_ns) {
+      return error;
+    }
+    // The system does not tell when a thread has ended.
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}

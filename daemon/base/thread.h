@@ -12,7 +12,8 @@
 namespace gradsync::daemon {
 
 // How many threads are left to gRPC, which starts more threads when it has much to do. If the
-// system refuses it one, the work for that thread never runs, and any user's connection may hang.
+// system refuses it one for a second, the work for that thread never runs, and any user's
+// connection may hang.
 inline constexpr int kThreadsLeftToGrpc = 8;
 
 // Starts a thread because a client or another node asks for something. Fails with OutOfThreads() if
