@@ -458,7 +458,7 @@ absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
 }
 
 void AgentSession::Refuse(AgentRank* rank, const absl::Status& why) {
-  LogLimitedByAddress(LogLevel::kWarning, "session refused: bad request",
+  LogLimitedByAddress(LogLevel::kWarning, "session refused",
                       {{"job", key_.job_id},
                        {"rank", rank->rank()},
                        {"node", node_name_},

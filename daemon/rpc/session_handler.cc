@@ -236,7 +236,7 @@ void SessionHandler::LogIfVoid(const v1::StepDone& done) const {
 }
 
 void SessionHandler::LogRefusal(const absl::Status& why) const {
-  LogLimited(LogLevel::kWarning, "session refused: bad request",
+  LogLimited(LogLevel::kWarning, "session refused",
              {{"job", job_id_},
               {"rank", rank_},
               {"uid", process_.tenant()},
