@@ -30,14 +30,6 @@ constexpr std::uint64_t kGrpcWaitsNs = 1'000'000'000;
 // True while this thread starts a thread that the daemon can do without.
 thread_local bool may_be_refused = false;
 
-class MayBeRefused {
- public:
-  MayBeRefused() { may_be_refused = true; }
-  ~MayBeRefused() { may_be_refused = false; }
-  MayBeRefused(const MayBeRefused&) = delete;
-  MayBeRefused& operator=(const MayBeRefused&) = delete;
-};
-
 // Starts so many threads and ends them. False: the system refuses one.
 bool TryToStart(int count) {
   std::promise<void> end;
@@ -58,6 +50,9 @@ bool TryToStart(int count) {
 
 }  // namespace
 
+MayBeRefused::MayBeRefused() { may_be_refused = true; }
+MayBeRefused::~MayBeRefused() { may_be_refused = false; }
+
 void LeaveNoThreadsToGrpc() { has_grpc.store(false); }
 
 bool CanStartThreads(int count) {
@@ -73,6 +68,10 @@ bool CanStartThreads(int count) {
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
   if (has_grpc.load() && !CanStartThreads(1)) return OutOfThreads();
+  return StartCountedThread(std::move(body));
+}
+
+absl::StatusOr<std::thread> StartCountedThread(std::function<void()> body) {
   try {
     const MayBeRefused refusal;
     return std::thread(std::move(body));
@@ -89,6 +88,14 @@ absl::Status OutOfThreads() {
 
 }  // namespace gradsync::daemon
 
+// Clang's AddressSanitizer has a function of its own, which must be called.
+#if defined(__clang__) && defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define GRADSYNC_SANITIZER_STARTS_THREADS
+#endif
+#endif
+
+#ifndef GRADSYNC_SANITIZER_STARTS_THREADS
 // Stands before the C library's function, for gRPC and every other library. gRPC loses work if it
 // gets no thread, and TryToStart() takes the last ones for a moment. So what the system refuses is
 // tried again.
@@ -107,3 +114,4 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
+#endif

@@ -16,13 +16,25 @@ namespace gradsync::daemon {
 // connection may hang.
 inline constexpr int kThreadsLeftToGrpc = 8;
 
+// The system may refuse this thread a thread while this object exists: the daemon can do without
+// it. Without this object, a thread that the system refuses is tried again for a second.
+class MayBeRefused {
+ public:
+  MayBeRefused();
+  ~MayBeRefused();
+  MayBeRefused(const MayBeRefused&) = delete;
+  MayBeRefused& operator=(const MayBeRefused&) = delete;
+};
+
 // Starts a thread because a client or another node asks for something. Fails with OutOfThreads() if
 // the daemon may have no more threads, or only the few that gRPC may need. Then the request fails,
 // and the daemon goes on. Takes about 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
+// The same for a thread that CanStartThreads() has just counted.
+absl::StatusOr<std::thread> StartCountedThread(std::function<void()> body);
 
-// For a test process without gRPC, such as a fuzzer: from now on StartThread() does not check that
-// kThreadsLeftToGrpc more threads could be started.
+// For a process without gRPC: from now on StartThread() does not check that kThreadsLeftToGrpc more
+// threads could be started.
 void LeaveNoThreadsToGrpc();
 
 // True if the daemon may start `count` threads now, besides the few that gRPC may need. To find

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "daemon/base/thread.h"
+
 namespace gradsync::daemon {
 
 CompletionDispatcher::CompletionDispatcher(std::unique_ptr<grpc::ServerCompletionQueue> queue)
@@ -10,6 +12,7 @@ CompletionDispatcher::CompletionDispatcher(std::unique_ptr<grpc::ServerCompletio
 CompletionDispatcher::~CompletionDispatcher() { Stop(); }
 
 void CompletionDispatcher::Start(int threads) {
+  const MayBeRefused refusal;
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Poll(); });
 }
 

@@ -48,6 +48,7 @@ class CompletionDispatcher {
 
   // The thread that takes a message also does the work that it causes, down to the reduction of a
   // small bucket, unless the stream leaves it to another one (MessageStream::InTurn).
+  // Throws std::system_error if the system refuses a thread.
   void Start(int threads);
   // Runs the remaining events and joins the threads. Requires that the server that uses the queue
   // has been shut down. Idempotent.

@@ -119,8 +119,9 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(const Engi
 }
 
 absl::Status EngineProcess::StartLanes() {
+  if (!CanStartThreads(static_cast<int>(lanes_.size()))) return OutOfThreads();
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    auto thread = StartThread([this, lane] { ServeLane(lane); });
+    auto thread = StartCountedThread([this, lane] { ServeLane(lane); });
     if (!thread.ok()) return thread.status();
     threads_.push_back(*std::move(thread));
   }

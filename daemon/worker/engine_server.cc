@@ -145,7 +145,7 @@ bool EngineServer::Start(std::uint64_t call, const worker::EngineStart& start,
   // The engine has two threads per lane, and one that watches.
   absl::StatusOr<std::thread> thread = OutOfThreads();
   if (CanStartThreads(2 + 2 * static_cast<int>(options.lanes))) {
-    thread = StartThread([this, call, options] { Connect(call, options); });
+    thread = StartCountedThread([this, call, options] { Connect(call, options); });
   }
   if (thread.ok()) {
     thread_ = *std::move(thread);

@@ -28,7 +28,7 @@ using grpc::health::v1::HealthCheckRequest;
 using grpc::health::v1::HealthCheckResponse;
 
 // An ordinary user without a job.
-constexpr uid_t kAsker = 34567;
+constexpr uid_t kAsker = 34570;
 
 // This user asks everything that can be asked, again and again.
 void ExpectAnswers(const TestDaemon& daemon, uid_t user = geteuid(),

@@ -17,6 +17,8 @@
 namespace gradsync::daemon {
 namespace {
 
+constexpr uid_t kUser = 34568;  // no other test program has it
+
 bool SaysSo(const absl::Status& status) {
   return absl::IsResourceExhausted(status) && absl::StrContains(status.message(), "TasksMax=");
 }
@@ -30,7 +32,7 @@ TEST(StartThreadTest, RunsTheBody) {
 }
 
 void StartWithout() {
-  LimitThreads(0);
+  LimitThreads(0, kUser);
   const bool said = SaysSo(StartThread([] {}).status()) && SaysSo(SerialExecutor::Start().status());
   _exit(said ? 0 : 1);
 }
@@ -39,7 +41,7 @@ TEST(StartThreadTest, FailsIfThereIsNoThread) {
 }
 
 void StartWithFew() {
-  LimitThreads(1 + 5);
+  LimitThreads(1 + 5, kUser);
   const bool said = SaysSo(StartThread([] {}).status());
   std::thread([] {}).join();
   _exit(said ? 0 : 1);
@@ -51,7 +53,7 @@ TEST(StartThreadTest, LeavesSomeToGrpc) {
 
 // The only thread left is taken, and comes free again.
 void StartWhenFree() {
-  LimitThreads(1 + 1);
+  LimitThreads(1 + 1, kUser);
   for (int i = 0; i < 200; ++i) {
     std::promise<void> end;
     std::thread taken([ended = end.get_future()] { ended.wait(); });
@@ -68,7 +70,7 @@ TEST(StartThreadTest, WhatGrpcStartsIsTriedAgain) {
 }
 
 void StartWithoutGrpc() {
-  LimitThreads(1 + 1);
+  LimitThreads(1 + 1, kUser);
   LeaveNoThreadsToGrpc();
   auto thread = StartThread([] {});
   if (!thread.ok()) _exit(1);
@@ -84,7 +86,7 @@ void RunWithout() {
   int ran = 0;
   {
     std::optional<ConcurrentExecutor> executor(8);
-    LimitThreads(0);
+    LimitThreads(0, kUser);
     for (int i = 0; i < 10; ++i) {
       executor->Run([&] {
         ++ran;

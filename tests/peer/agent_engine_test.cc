@@ -307,7 +307,7 @@ TEST_F(AgentEngineTest, FailureToConnectIsReportedAsLaunchZero) {
 // to a launch.
 TEST_F(AgentEngineTest, WithoutAThreadEveryAnswerNamesTheNode) {
   const auto connect_and_launch = [this] {
-    LimitThreads(0);
+    LimitThreads(0, /*user=*/34569);
     Connect(1);
     engine_->Launch(Launch(1, 1));
     const std::lock_guard<std::mutex> lock(mutex_);
