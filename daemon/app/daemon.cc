@@ -143,9 +143,9 @@ struct Daemon::Rooms {
         gpu_reducer(given.gate),
         jobs(JobEnvironment{&clock, reducer.get(), copier.get(), given.quota_buckets_per_layout,
                             &control_quota, NodeName(given.node_name), &gpu_reducer,
-                            [](const std::string& job_id, const std::string& text) {
+                            [](uid_t uid, const std::string& job_id, const std::string& text) {
                               LogLimited(LogLevel::kWarning, "ranks wait for others",
-                                         {{"job", job_id}, {"waits", text}});
+                                         {{"job", job_id}, {"uid", uid}, {"waits", text}});
                             },
                             [](uid_t uid, const std::string& job_id) {
                               LogLimited(LogLevel::kWarning,

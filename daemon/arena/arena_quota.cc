@@ -12,13 +12,13 @@ namespace gradsync::daemon {
 
 ArenaQuota::~ArenaQuota() { assert(held_.empty()); }
 
-absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(const Tenant& user,
-                                                            std::uint64_t bytes) {
-  if (absl::Status taken = Take(user, bytes); !taken.ok()) return taken;
-  return Reservation(this, user, bytes);
+absl::StatusOr<ArenaQuota::Reservation> ArenaQuota::Reserve(const Tenant& user, std::uint64_t bytes,
+                                                            std::shared_ptr<MemoryOrigin> origin) {
+  if (absl::Status taken = Take(user, bytes, origin.get()); !taken.ok()) return taken;
+  return Reservation(this, user, bytes, std::move(origin));
 }
 
-absl::Status ArenaQuota::Take(const Tenant& user, std::uint64_t bytes) {
+absl::Status ArenaQuota::Take(const Tenant& user, std::uint64_t bytes, MemoryOrigin* origin) {
   MutexLock lock(&mutex_);
   const auto found = held_.find(user);
   const std::uint64_t held = found == held_.end() ? 0 : found->second;
@@ -29,6 +29,9 @@ absl::Status ArenaQuota::Take(const Tenant& user, std::uint64_t bytes) {
         absl::StrCat("user ", user.Text(), " asks for ", bytes, " bytes of ", what_, " and holds ",
                      held, " of a quota of ", bytes_per_user_, " (", option_,
                      "): ask for less, end other jobs of this user, or raise the quota"));
+  }
+  if (origin != nullptr) {
+    if (absl::Status taken = origin->Take(bytes); !taken.ok()) return taken;
   }
   if (bytes > 0) held_[user] = held + bytes;
   return absl::OkStatus();
@@ -52,7 +55,8 @@ std::uint64_t ArenaQuota::bytes_of(const Tenant& user) const {
   return found == held_.end() ? 0 : found->second;
 }
 
-void ArenaQuota::Release(const Tenant& user, std::uint64_t bytes) {
+void ArenaQuota::Release(const Tenant& user, std::uint64_t bytes, MemoryOrigin* origin) {
+  if (origin != nullptr) origin->GiveBack(bytes);
   MutexLock lock(&mutex_);
   const auto found = held_.find(user);
   assert(found != held_.end() && found->second >= bytes);
@@ -63,7 +67,8 @@ void ArenaQuota::Release(const Tenant& user, std::uint64_t bytes) {
 ArenaQuota::Reservation::Reservation(Reservation&& other) noexcept
     : quota_(std::exchange(other.quota_, nullptr)),
       user_(other.user_),
-      bytes_(std::exchange(other.bytes_, 0)) {}
+      bytes_(std::exchange(other.bytes_, 0)),
+      origin_(std::move(other.origin_)) {}
 
 ArenaQuota::Reservation& ArenaQuota::Reservation::operator=(Reservation&& other) noexcept {
   if (this == &other) return *this;
@@ -71,6 +76,7 @@ ArenaQuota::Reservation& ArenaQuota::Reservation::operator=(Reservation&& other)
   quota_ = std::exchange(other.quota_, nullptr);
   user_ = other.user_;
   bytes_ = std::exchange(other.bytes_, 0);
+  origin_ = std::move(other.origin_);
   return *this;
 }
 
@@ -79,9 +85,10 @@ ArenaQuota::Reservation::~Reservation() { Release(); }
 absl::Status ArenaQuota::Reservation::Resize(std::uint64_t bytes) {
   if (quota_ == nullptr) return absl::OkStatus();
   if (bytes > bytes_) {
-    if (absl::Status taken = quota_->Take(user_, bytes - bytes_); !taken.ok()) return taken;
+    if (absl::Status taken = quota_->Take(user_, bytes - bytes_, origin_.get()); !taken.ok())
+      return taken;
   } else if (bytes < bytes_) {
-    quota_->Release(user_, bytes_ - bytes);
+    quota_->Release(user_, bytes_ - bytes, origin_.get());
   }
   bytes_ = bytes;
   return absl::OkStatus();
@@ -90,13 +97,14 @@ absl::Status ArenaQuota::Reservation::Resize(std::uint64_t bytes) {
 ArenaQuota::Reservation ArenaQuota::Reservation::Split(std::uint64_t bytes) {
   const std::uint64_t moved = std::min(bytes, bytes_);
   bytes_ -= moved;
-  return Reservation(quota_, user_, moved);
+  return Reservation(quota_, user_, moved, origin_);
 }
 
 void ArenaQuota::Reservation::Release() {
-  if (quota_ != nullptr && bytes_ > 0) quota_->Release(user_, bytes_);
+  if (quota_ != nullptr && bytes_ > 0) quota_->Release(user_, bytes_, origin_.get());
   quota_ = nullptr;
   bytes_ = 0;
+  origin_ = nullptr;
 }
 
 }  // namespace gradsync::daemon

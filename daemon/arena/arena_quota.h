@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -16,6 +17,16 @@
 #include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
+
+// Bounds what comes from one place, whatever users it names: another machine may name any user.
+// Thread-safe.
+class MemoryOrigin {
+ public:
+  virtual ~MemoryOrigin() = default;
+  // Counts `bytes` more. RESOURCE_EXHAUSTED QUOTA: they would be too many. Then nothing changes.
+  virtual absl::Status Take(std::uint64_t bytes) = 0;
+  virtual void GiveBack(std::uint64_t bytes) = 0;
+};
 
 // Counts bytes per tenant and refuses reservations beyond the quota. Thread-safe. Outlives its
 // reservations.
@@ -39,13 +50,15 @@ class ArenaQuota {
 
    private:
     friend class ArenaQuota;
-    Reservation(ArenaQuota* quota, const Tenant& user, std::uint64_t bytes)
-        : quota_(quota), user_(user), bytes_(bytes) {}
+    Reservation(ArenaQuota* quota, const Tenant& user, std::uint64_t bytes,
+                std::shared_ptr<MemoryOrigin> origin)
+        : quota_(quota), user_(user), bytes_(bytes), origin_(std::move(origin)) {}
     void Release();
 
     ArenaQuota* quota_ = nullptr;  // null: holds nothing
     Tenant user_;
     std::uint64_t bytes_ = 0;
+    std::shared_ptr<MemoryOrigin> origin_;  // may be null
   };
 
   // `option` is the config key of `bytes_per_user`. `what` names the kind of memory. Both are
@@ -59,8 +72,10 @@ class ArenaQuota {
   ArenaQuota& operator=(const ArenaQuota&) = delete;
 
   // RESOURCE_EXHAUSTED if `user` would then hold more than its quota. The error names the requested
-  // bytes, the held bytes, the quota and its config key. On error nothing changes.
-  absl::StatusOr<Reservation> Reserve(const Tenant& user, std::uint64_t bytes);
+  // bytes, the held bytes, the quota and its config key. Or the error of `origin`, which counts the
+  // bytes too; null: this machine. On error nothing changes.
+  absl::StatusOr<Reservation> Reserve(const Tenant& user, std::uint64_t bytes,
+                                      std::shared_ptr<MemoryOrigin> origin = nullptr);
 
   std::uint64_t bytes_per_user() const { return bytes_per_user_; }
   // The users that hold something, in order, with their bytes.
@@ -71,9 +86,9 @@ class ArenaQuota {
   std::uint64_t bytes_of(const Tenant& user) const;
 
  private:
-  // Counts `bytes` more for the user, or returns why the user may not have them.
-  absl::Status Take(const Tenant& user, std::uint64_t bytes);
-  void Release(const Tenant& user, std::uint64_t bytes);
+  // Counts `bytes` more for the user and the origin, or returns why they may not have them.
+  absl::Status Take(const Tenant& user, std::uint64_t bytes, MemoryOrigin* origin);
+  void Release(const Tenant& user, std::uint64_t bytes, MemoryOrigin* origin);
 
   const std::uint64_t bytes_per_user_;
   const absl::string_view option_;
@@ -86,11 +101,12 @@ class ArenaQuota {
 struct MemoryAccount {
   ArenaQuota* quota = nullptr;  // null: nothing is charged
   Tenant user;
+  std::shared_ptr<MemoryOrigin> origin = nullptr;  // as for ArenaQuota::Reserve()
 
   // As ArenaQuota::Reserve().
   absl::StatusOr<ArenaQuota::Reservation> Reserve(std::uint64_t bytes) const {
     if (quota == nullptr) return ArenaQuota::Reservation();
-    return quota->Reserve(user, bytes);
+    return quota->Reserve(user, bytes, origin);
   }
 };
 

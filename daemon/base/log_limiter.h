@@ -72,6 +72,7 @@ class LogLimiter {
   const int limit_;
   std::map<std::string_view, Windows> windows_;  // by field
   std::size_t windows_suppressing_ = 0;
+  std::uint64_t none_ended_ns_ = 0;  // before that, no window that suppresses lines ends
 };
 
 }  // namespace gradsync::daemon

@@ -55,7 +55,8 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
     }
     for (const auto& [session, why] : actions_.breaches) job_->Lose(session, why);
     for (const std::string& text : actions_.late) {
-      if (job_->environment_.log_late) job_->environment_.log_late(job_->job_id(), text);
+      if (!job_->environment_.log_late) break;
+      job_->environment_.log_late(job_->identity_.uid, job_->job_id(), text);
     }
     for (auto& work : actions_.work) job_->environment_.executor->Run(user, std::move(work));
     if (!actions_.releases.empty()) {
@@ -108,7 +109,7 @@ Job::Job(JobIdentity identity, std::uint32_t world_size, const JobOptions& optio
              identity_.payer(),
              FlowOf(this),
              options,
-             {environment.memory, identity_.payer()},
+             identity_.AccountIn(environment.memory),
              environment.signalled_at_once},
       members_(world_size, environment.node_name),
       layouts_(
@@ -401,11 +402,11 @@ absl::Status Job::StateRead(RankSession session, std::uint64_t transfer, std::ui
 }
 
 absl::Status Job::TakeDigests(RankSession session, std::uint64_t transfer,
-                              std::vector<StateDigest> items) {
+                              std::vector<StateDigest> items, ArenaQuota::Reservation charge) {
   Transaction transaction(this);
   if (absl::Status bad = rules_.CheckHeals(session.rank, "StateDigests"); !bad.ok()) return bad;
   if (Ended(session)) return absl::OkStatus();
-  return healing_.TakeDigests(session.rank, transfer, std::move(items),
+  return healing_.TakeDigests(session.rank, transfer, std::move(items), std::move(charge),
                               environment_.clock->NowNs());
 }
 

@@ -64,9 +64,12 @@ struct JobIdentity {
   std::string token_hash;  // SHA-256, empty without a token
   std::uint64_t generation = 1;
   PodId pod;  // of the rank that began the job; none if that rank is in no pod, or on another node
+  std::shared_ptr<MemoryOrigin> origin = nullptr;  // of that rank; null: it is on this node
 
   // The tenant that is charged for what the job keeps, and whose share of the threads the job uses.
   Tenant payer() const { return Tenant(uid, pod); }
+  // Null `quota`: nothing is charged.
+  MemoryAccount AccountIn(ArenaQuota* quota) const { return {quota, payer(), origin}; }
 };
 
 // The objects that a job uses. All outlive it.
@@ -81,7 +84,7 @@ struct JobEnvironment {
   Reducer* gpu_reducer = nullptr;  // null: there are no layouts on GPUs
   // Logs a notice that is sent to waiting ranks: "layout 'model' after 5s: rank 1 has not joined
   // the job". May be null. Called without any job's lock.
-  std::function<void(const std::string& job_id, const std::string& text)> log_late;
+  std::function<void(uid_t uid, const std::string& job_id, const std::string& text)> log_late;
   // Logs that a forming job has the user and id of another one, with another token. May be null.
   // Called without locks.
   std::function<void(uid_t uid, const std::string& job_id)> log_other_token;
@@ -169,7 +172,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::Status StateWritten(RankSession session, std::uint64_t transfer, std::uint64_t chunk);
   absl::Status StateRead(RankSession session, std::uint64_t transfer, std::uint64_t chunk);
   absl::Status TakeDigests(RankSession session, std::uint64_t transfer,
-                           std::vector<StateDigest> items);
+                           std::vector<StateDigest> items, ArenaQuota::Reservation charge = {});
   absl::Status RefuseState(RankSession session, std::uint64_t transfer, absl::string_view why);
   absl::Status Leave(RankSession session, bool exit);
   absl::Status Finish(RankSession session);

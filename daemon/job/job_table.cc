@@ -55,7 +55,7 @@ bool JobTable::NoteOtherTokensLocked(const JobKey& key, Job* job) {
 absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, std::uint32_t rank,
                                                             std::uint32_t world_size,
                                                             const JobOptions& options,
-                                                            const PodId& pod, NewJob* next,
+                                                            const RankPlace& place, NewJob* next,
                                                             JobList* superseded) {
   if (options.Holds() && HasCompletedLocked(key, rank)) {
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
@@ -81,7 +81,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
     // The rank came to a good end there. The others may still come to theirs.
     const bool at_good_end = state == RankState::kExited || state == RankState::kFinished;
     goes_on = current->Formed() && !current->HasEnded() && at_good_end;
-  } else if (options.Holds() && IsHeldElsewhereLocked(key, rank, pod)) {
+  } else if (options.Holds() && IsHeldElsewhereLocked(key, rank, place.pod)) {
     // A job of its own would wait for the other ranks in vain.
     return MakeError(absl::StatusCode::kPermissionDenied, reason::kCredentials,
                      absl::StrCat("rank ", rank, " of job '", key.job_id,
@@ -95,10 +95,11 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
       if (IsOf(*old, key)) generation = std::max(generation, old->identity().generation + 1);
     }
   }
-  const JobIdentity identity{key.uid, key.job_id, key.token_hash, generation, pod};
+  const JobIdentity identity{key.uid,    key.job_id, key.token_hash,
+                             generation, place.pod,  place.origin};
   if (absl::Status may = CheckQuotaLocked(identity, current.get()); !may.ok()) return may;
   if (next->job == nullptr || next->job->identity().generation != generation) {
-    auto charge = ChargeLocked(identity.payer(), Job::BytesFor(world_size));
+    auto charge = ChargeLocked(identity, Job::BytesFor(world_size));
     if (!charge.ok()) return charge.status();
     next->identity = identity;
     next->charge = *std::move(charge);
@@ -134,21 +135,18 @@ void JobTable::FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* 
   }
 }
 
-absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint32_t rank,
-                                                    std::uint32_t world_size,
-                                                    const JobOptions& options,
-                                                    std::uint64_t incarnation,
-                                                    std::shared_ptr<SessionSink> sink,
-                                                    const std::string& node, PodId pod) {
+absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(
+    const JobKey& key, std::uint32_t rank, std::uint32_t world_size, const JobOptions& options,
+    std::uint64_t incarnation, std::shared_ptr<SessionSink> sink, const RankPlace& place) {
   // First, so that a rank that is refused ends no job.
-  if (options.Holds() && !node.empty()) {
+  if (options.Holds() && !place.node.empty()) {
     return MakeError(absl::StatusCode::kUnimplemented, reason::kLossPolicy,
-                     absl::StrCat("job '", key.job_id, "', rank ", rank, " on node ", node,
+                     absl::StrCat("job '", key.job_id, "', rank ", rank, " on node ", place.node,
                                   ": on_rank_loss=hold needs every rank on one node; use abort"),
                      {{field::kJob, key.job_id}, {field::kRank, rank}});
   }
   // Until then they count, and the user is charged for what they keep.
-  const Tenant user(key.uid, pod);
+  const Tenant user(key.uid, place.pod);
   RetireEmpty(&user);
   JobList superseded;
   NewJob next;
@@ -158,11 +156,11 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
   for (;;) {
     {
       MutexLock lock(&mutex_);
-      job = JobForLocked(key, rank, world_size, options, pod, &next, &superseded);
+      job = JobForLocked(key, rank, world_size, options, place, &next, &superseded);
       joined = job.status();
       if (!job.ok()) break;
       if (*job != nullptr) {
-        joined = (*job)->Join(rank, world_size, options, incarnation, sink, node, pod);
+        joined = (*job)->Join(rank, world_size, options, incarnation, sink, place.node, place.pod);
         // Tries again if the job has failed between JobForLocked() and Join().
         if (!joined.ok() && (*job)->HasEnded()) continue;
         if (joined.ok()) {
@@ -193,17 +191,18 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::Join(const JobKey& key, std::uint
 void JobTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
                     std::function<void(absl::StatusOr<Joined>)> joined) {
   auto job = Join(request.key, request.rank, request.world_size, request.options,
-                  request.incarnation, std::move(sink), /*node=*/"", request.pod);
+                  request.incarnation, std::move(sink), {/*node=*/"", request.pod, nullptr});
   if (!job.ok()) return joined(job.status());
   const std::uint64_t generation = (*job)->identity().generation;
   joined(Joined{*std::move(job), generation});
 }
 
-absl::StatusOr<ArenaQuota::Reservation> JobTable::ChargeLocked(const Tenant& user,
+absl::StatusOr<ArenaQuota::Reservation> JobTable::ChargeLocked(const JobIdentity& job,
                                                                std::uint64_t bytes) {
-  const MemoryAccount account{environment_.memory, user};
+  const MemoryAccount account = job.AccountIn(environment_.memory);
   auto charge = account.Reserve(bytes);
-  while (!charge.ok() && DropRetiredLocked(user, /*keep=*/0)) charge = account.Reserve(bytes);
+  while (!charge.ok() && DropRetiredLocked(account.user, /*keep=*/0))
+    charge = account.Reserve(bytes);
   return charge;
 }
 

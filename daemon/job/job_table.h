@@ -26,6 +26,13 @@
 
 namespace gradsync::daemon {
 
+// Where a rank's process is.
+struct RankPlace {
+  std::string node = "";                           // empty: this one
+  PodId pod = {};                                  // of the process, if it is on this node
+  std::shared_ptr<MemoryOrigin> origin = nullptr;  // null: this node
+};
+
 class JobTable final : public JobFinder {
  public:
   // The objects of `environment` outlive the table.
@@ -47,19 +54,19 @@ class JobTable final : public JobFinder {
   // Another token means another job. While ranks of one of these jobs are still to join, that job's
   // errors and notices mention the other token. Exception: while a full job holds a rank, a process
   // of the same user, id and pod with another token is refused for that rank: it is a replacement
-  // with the wrong token. `pod`: the pod of the rank's process, if that is on this node.
+  // with the wrong token.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:
   //                        with policy `hold`, the rank has left the job or has finished.
   //   PERMISSION_DENIED    CREDENTIALS: a job that holds this rank has another token.
-  //   UNIMPLEMENTED        LOSS_POLICY: the policy is `hold`, and `node` names another node.
+  //   UNIMPLEMENTED        LOSS_POLICY: the policy is `hold`, and the rank is on another node.
   //   RESOURCE_EXHAUSTED   too many jobs of this user, or too much memory for them.
   absl::StatusOr<std::shared_ptr<Job>> Join(const JobKey& key, std::uint32_t rank,
                                             std::uint32_t world_size, const JobOptions& options,
                                             std::uint64_t incarnation,
                                             std::shared_ptr<SessionSink> sink,
-                                            const std::string& node = "", PodId pod = {});
+                                            const RankPlace& place = {});
 
   // The same. Ignores the request's coordinator.
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
@@ -97,8 +104,9 @@ class JobTable final : public JobFinder {
   // returns it. It adds the job before it to `superseded`, unless that one goes on.
   absl::StatusOr<std::shared_ptr<Job>> JobForLocked(const JobKey& key, std::uint32_t rank,
                                                     std::uint32_t world_size,
-                                                    const JobOptions& options, const PodId& pod,
-                                                    NewJob* next, JobList* superseded)
+                                                    const JobOptions& options,
+                                                    const RankPlace& place, NewJob* next,
+                                                    JobList* superseded)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // RESOURCE_EXHAUSTED QUOTA: the user has as many jobs as it may have. Does not count `replaced`,
   // which may be null.
@@ -119,7 +127,7 @@ class JobTable final : public JobFinder {
   std::vector<std::shared_ptr<Job>> Live() const;
   // Charges the user for a job. Forgets retired jobs of the user if the charge does not fit
   // otherwise.
-  absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(const Tenant& user, std::uint64_t bytes)
+  absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(const JobIdentity& job, std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the oldest retired job of the user. False, and nothing changes, if the user has `keep`
   // or fewer.

@@ -20,13 +20,15 @@ LayoutAgreement::LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::ui
       replaces_(replaces),
       ranks_(members->world_size()) {}
 
-void LayoutAgreement::RankState::Keep(LayoutRequest registered_request) {
-  registered = true;
-  request = std::move(registered_request);
-  request.spec = LayoutSpec{};
-  request.plan.reset();
-  request.messages.clear();
-  request.charge = nullptr;
+void LayoutAgreement::Keep(std::uint32_t rank, LayoutRequest request) {
+  next_deadline_ns_ = std::min(next_deadline_ns_, request.deadline_ns);
+  RankState& mine = ranks_[rank];
+  mine.registered = true;
+  mine.request = std::move(request);
+  mine.request.spec = LayoutSpec{};
+  mine.request.plan.reset();
+  mine.request.messages.clear();
+  mine.request.charge = nullptr;
 }
 
 absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request,
@@ -63,7 +65,7 @@ absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request
          actions);
     return failure_;
   }
-  ranks_[rank].Keep(std::move(request));
+  Keep(rank, std::move(request));
   return absl::OkStatus();
 }
 
@@ -77,7 +79,7 @@ absl::Status LayoutAgreement::Rejoin(std::uint32_t rank, LayoutRequest request) 
                      ". Start the same program as on the other ranks."),
         {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, channel_}});
   }
-  ranks_[rank].Keep(std::move(request));
+  Keep(rank, std::move(request));
   return absl::OkStatus();
 }
 
@@ -154,10 +156,10 @@ void LayoutAgreement::Fail(const absl::Status& why, DeferredActions* actions) {
 
 void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   if (!open()) return;
-  const bool late = std::any_of(ranks_.begin(), ranks_.end(), [now_ns](const RankState& rank) {
+  const auto is_late = [now_ns](const RankState& rank) {
     return rank.registered && now_ns >= rank.request.deadline_ns;
-  });
-  if (!late) {
+  };
+  if (now_ns < next_deadline_ns_ || std::none_of(ranks_.begin(), ranks_.end(), is_late)) {
     if (late_notice_.Due(now_ns, channel_)) TellLate(now_ns, actions);
     return;
   }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -140,8 +141,6 @@ class LayoutAgreement {
  private:
   enum class State : std::uint8_t { kOpen, kReached, kFailed };
   struct RankState {
-    void Keep(LayoutRequest registered_request);
-
     bool registered = false;
     bool refused = false;           // its own request has made the agreement fail
     LayoutRequest request;          // without its spec, plan and messages
@@ -155,6 +154,8 @@ class LayoutAgreement {
     RankMemory memory;
   };
 
+  // The rank has registered.
+  void Keep(std::uint32_t rank, LayoutRequest request);
   void TellLate(std::uint64_t now_ns, DeferredActions* actions);
   absl::Status Breach(std::uint32_t rank, absl::string_view what) const;
 
@@ -169,6 +170,8 @@ class LayoutAgreement {
   State state_ = State::kOpen;
   absl::Status failure_;
   std::vector<RankState> ranks_;
+  // No deadline of a rank is earlier. Otherwise each tick would look at all ranks.
+  std::uint64_t next_deadline_ns_ = std::numeric_limits<std::uint64_t>::max();
   std::vector<LostMemory> lost_;
   LateNotice late_notice_;
   mutable RankSearch lacks_memory_;  // for a rank that has mapped no memory

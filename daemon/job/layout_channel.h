@@ -61,6 +61,8 @@ class LayoutChannel {
   static std::uint64_t BytesFor(const LayoutSpec& spec, const LayoutPlan& plan, std::size_t ranks);
   // Keeps the charge for the layout.
   void Charge(ArenaQuota::Reservation charge) { charge_ = std::move(charge); }
+  // Takes so many bytes of it, for what is kept when the layout ends.
+  ArenaQuota::Reservation SplitCharge(std::uint64_t bytes) { return charge_.Split(bytes); }
 
   std::uint32_t channel() const { return agreement_.channel(); }
   const std::string& name() const { return agreement_.name(); }

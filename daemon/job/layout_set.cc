@@ -301,16 +301,22 @@ absl::Status LayoutSet::TakeFailure(std::uint32_t rank, const LayoutRequest& req
   return absl::OkStatus();
 }
 
-void LayoutSet::RememberFailure(const LayoutChannel& layout) {
-  FailedAgreement failure{layout.name(), layout.agreement().replaces(),
-                          layout.agreement().failure(), std::vector<bool>(members_->world_size())};
+void LayoutSet::RememberFailure(LayoutChannel* layout) {
+  FailedAgreement failure{layout->name(),
+                          layout->agreement().replaces(),
+                          layout->agreement().failure(),
+                          std::vector<bool>(members_->world_size()),
+                          {}};
   bool late = false;
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    failure.unaware[rank] = members_->IsAwaited(rank) && !layout.agreement().KnowsFailure(rank);
+    failure.unaware[rank] = members_->IsAwaited(rank) && !layout->agreement().KnowsFailure(rank);
     late = late || failure.unaware[rank];
   }
   if (!late) return;
   if (failures_.size() >= kMaxLayouts) failures_.erase(failures_.begin());
+  failure.charge =
+      layout->SplitCharge(sizeof(FailedAgreement) + failure.name.size() +
+                          failure.status.message().size() + failure.unaware.size() / 8);
   failures_.push_back(std::move(failure));
 }
 
@@ -318,7 +324,7 @@ void LayoutSet::Settle(DeferredActions* actions) {
   for (auto it = layouts_.begin(); it != layouts_.end();) {
     LayoutChannel& layout = *it->second;
     if (layout.agreement().failed()) {
-      RememberFailure(layout);
+      RememberFailure(&layout);
       it = layouts_.erase(it);
       continue;
     }

@@ -156,6 +156,7 @@ class LayoutSet {
     std::uint32_t replaces = 0;
     absl::Status status;
     std::vector<bool> unaware;  // by rank: true if it does not know of the failure yet
+    ArenaQuota::Reservation charge;
   };
 
   // What people may still ask about a layout that every rank has released, or whose job has ended.
@@ -206,7 +207,7 @@ class LayoutSet {
   // Empty if no step is kept.
   static std::vector<StepTimes> TimelineOf(const ReleasedLayout& layout, std::size_t steps);
   void RememberReleased(std::uint32_t channel, LayoutChannel* layout);
-  void RememberFailure(const LayoutChannel& layout);
+  void RememberFailure(LayoutChannel* layout);
   // The failure of this agreement that `rank` does not know yet; OK if there is none. Afterwards it
   // counts as known.
   absl::Status TakeFailure(std::uint32_t rank, const LayoutRequest& request);

@@ -204,7 +204,8 @@ absl::Status StateHealing::Read(std::uint32_t rank, std::uint64_t transfer, std:
 }
 
 absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfer,
-                                       std::vector<StateDigest> items, std::uint64_t now_ns) {
+                                       std::vector<StateDigest> items,
+                                       ArenaQuota::Reservation charge, std::uint64_t now_ns) {
   bool current = false;
   const absl::Status begun = CheckTransfer(rank, transfer, "StateDigests", &current);
   if (!begun.ok() || !current) return begun;
@@ -213,7 +214,7 @@ absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfe
       return Breach(rank, "StateDigests before it has read the whole state");
     }
     // The last ones count: a trainer may confirm again while it waits.
-    transfer_->loaded = StateTransfer::Digests{rank, std::move(items)};
+    transfer_->loaded = StateTransfer::Digests{rank, std::move(items), std::move(charge)};
     transfer_->loaded_ns = now_ns;
     return absl::OkStatus();
   }
@@ -224,7 +225,7 @@ absl::Status StateHealing::TakeDigests(std::uint32_t rank, std::uint64_t transfe
   }
   asked->answered = true;
   if (!transfer_->survivor.has_value()) {
-    transfer_->survivor = StateTransfer::Digests{rank, std::move(items)};
+    transfer_->survivor = StateTransfer::Digests{rank, std::move(items), std::move(charge)};
     return absl::OkStatus();
   }
   const std::string difference = FirstDifference(*transfer_->survivor, rank, items);

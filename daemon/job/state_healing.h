@@ -16,6 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "daemon/arena/arena_quota.h"
 #include "daemon/job/deferred_actions.h"
 #include "daemon/job/job_status.h"
 #include "daemon/job/job_terms.h"
@@ -116,6 +117,7 @@ class StateTransfer {
   struct Digests {
     std::uint32_t rank = 0;
     std::vector<StateDigest> items;
+    ArenaQuota::Reservation charge;
   };
   std::optional<Digests> survivor;
   std::optional<Digests> loaded;
@@ -189,8 +191,10 @@ class StateHealing {
                        std::uint64_t now_ns, DeferredActions* actions);
   absl::Status Read(std::uint32_t rank, std::uint64_t transfer, std::uint64_t chunk,
                     std::uint64_t now_ns, DeferredActions* actions);
+  // `charge` is held for as long as the items are kept.
   absl::Status TakeDigests(std::uint32_t rank, std::uint64_t transfer,
-                           std::vector<StateDigest> items, std::uint64_t now_ns);
+                           std::vector<StateDigest> items, ArenaQuota::Reservation charge,
+                           std::uint64_t now_ns);
   // If the source refuses, another one is chosen. If a rank that was only asked for digests
   // refuses, it is not compared. If the replacement refuses: STATE_REFUSED.
   absl::Status Refuse(std::uint32_t rank, std::uint64_t transfer, absl::string_view why,

@@ -259,7 +259,7 @@ void AgentSession::OnEnd(const absl::Status&) {
 void AgentSession::LoseAll(const absl::Status& why) {
   for (auto& [incarnation, rank] : ranks_) rank.Lose(why);
   ranks_.clear();
-  address_job_ = nullptr;
+  account_.user = nullptr;
   workers_.Lost(why);
   const std::shared_ptr<NodeGroup> node_group = std::move(node_group_);
   node_group_ = nullptr;
@@ -380,6 +380,11 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
   key_ = JobKey{hello.uid(), hello.job_id(), hello.token_hash()};
   auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
+  if (context_.addresses != nullptr) {
+    auto account = context_.addresses->Open(address_, network_, key_.uid);
+    if (!account.ok()) return account.status();
+    account_ = *std::move(account);
+  }
   node_group_ = *std::move(node_group);
   LogLimitedByAddress(
       LogLevel::kInfo, "node attached",
@@ -419,15 +424,6 @@ absl::Status AgentSession::CheckCaller(const v1::Hello& hello) const {
       absl::StrCat("node '", hello.node_name(), "' is ", stranger, ": only root and user ",
                    geteuid(), " may call the peer port, which has no TLS"),
       {{field::kJob, hello.job_id()}});
-}
-
-absl::Status AgentSession::CountForAddress(std::uint32_t world_size) {
-  if (context_.address_jobs == nullptr || world_size <= address_world_) return absl::OkStatus();
-  auto counted = context_.address_jobs->Add(address_, network_, key_, Job::BytesFor(world_size));
-  if (!counted.ok()) return counted.status();
-  address_job_ = *std::move(counted);
-  address_world_ = world_size;
-  return absl::OkStatus();
 }
 
 AgentRank* AgentSession::Find(std::uint64_t incarnation) {
@@ -507,17 +503,14 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
   // This daemon may have begun to drain since Hello.
   const auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
-  absl::Status counted = CountForAddress(decoded->world_size);
-  if (!counted.ok()) return counted;
   const std::uint64_t incarnation = NextIncarnation();
   auto job = context_.jobs->Join(key_, decoded->rank, decoded->world_size, decoded->options,
-                                 incarnation, sink, node_name_);
+                                 incarnation, sink, {node_name_, {}, account_.memory});
   if (!job.ok()) return job.status();
   const AgentRank::Place place{decoded->rank, request.incarnation(), incarnation,
                                context_.limits.staging_bytes};
-  const MemoryAccount account{context_.memory, Tenant(key_.uid)};
   AgentRank& rank =
-      ranks_.try_emplace(request.incarnation(), place, *job, this, account).first->second;
+      ranks_.try_emplace(request.incarnation(), place, *job, this, Memory()).first->second;
   node_group_->AddRank(*job, decoded->rank,
                        std::static_pointer_cast<AgentSession>(shared_from_this()),
                        request.incarnation());

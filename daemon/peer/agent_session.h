@@ -25,7 +25,7 @@
 #include "daemon/engine/socket_owner.h"
 #include "daemon/job/job_table.h"
 #include "daemon/job/session_message.h"
-#include "daemon/peer/address_jobs.h"
+#include "daemon/peer/address_accounts.h"
 #include "daemon/peer/agent_rank.h"
 #include "daemon/peer/lazy_message.h"
 #include "daemon/peer/node_group.h"
@@ -57,8 +57,8 @@ struct AgentSessionContext {
   PeerTurns* turns = nullptr;
   // As JobEnvironment::memory. Is also charged for what waits for the agents.
   ArenaQuota* memory = nullptr;
-  AddressJobs* address_jobs = nullptr;  // null: nothing is limited
-  bool tls = false;                     // agents have shown certificates
+  AddressAccounts* addresses = nullptr;  // null: nothing is limited
+  bool tls = false;                      // agents have shown certificates
   // This process's ends of its connections with a caller, as gRPC names it.
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The CallerKey of a caller, from gRPC's name for it.
@@ -140,7 +140,7 @@ class AgentSession final
 
   std::size_t BytesOf(const AgentItem& item) const override;
   absl::Status Grant(std::size_t bytes, std::size_t* granted) override {
-    absl::Status held = charge_.Hold({context_.memory, Tenant(key_.uid)}, bytes);
+    absl::Status held = charge_.Hold(Memory(), bytes);
     *granted = charge_.granted();
     return held;
   }
@@ -161,8 +161,8 @@ class AgentSession final
   // message, but looks only once in kPingPeriodNs. A node that sends nothing needs no look: it is
   // lost.
   absl::Status CheckNeed(std::uint64_t now_ns);
-  // RESOURCE_EXHAUSTED QUOTA: as AddressJobs::Add().
-  absl::Status CountForAddress(std::uint32_t world_size);
+  // Is charged for what this node keeps for the agent.
+  MemoryAccount Memory() const { return {context_.memory, Tenant(key_.uid), account_.memory}; }
   absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
   // The rank has broken the protocol: its session ends with `why`.
   void Refuse(AgentRank* rank, const absl::Status& why);
@@ -183,6 +183,7 @@ class AgentSession final
   std::uint64_t accepted_ns_ = 0;
   EngineLimits engine_limits_;
   JobKey key_;
+  AddressAccounts::Account account_;  // of the address and its network
   std::shared_ptr<NodeGroup> node_group_;
 
   SteppedCharge charge_{kFreeUnreadBytes};  // for what waits; the queue's lock guards it
@@ -195,9 +196,6 @@ class AgentSession final
   RemoteWorkers workers_;
   std::uint64_t needed_ns_ = 0;   // when something last needed the node
   std::uint64_t checked_ns_ = 0;  // when CheckNeed() last looked
-  // Counts the job for the address and its network, with this world size.
-  std::shared_ptr<void> address_job_;
-  std::uint32_t address_world_ = 0;
   std::atomic<std::uint64_t> heard_ns_{0};
   std::atomic<std::uint64_t> pinged_ns_{0};
   std::atomic<std::uint64_t> closed_ns_{0};      // when this side closed the stream; 0: it has not

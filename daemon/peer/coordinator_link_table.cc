@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kMaxSelves = 64;
 constexpr std::uint64_t kSecondNs = 1'000'000'000;
 
-// How often gRPC may connect for a user within ConnectRate::kRegainNs. While nothing listens, it
+// How often gRPC may connect for a user within KeyedRate::kRegainNs. While nothing listens, it
 // connects once a second for each job, to each address of the name.
 constexpr std::size_t kDialsOfUser = 64;
 constexpr std::size_t kDialsPerJob = 32;

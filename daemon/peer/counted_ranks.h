@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
+#include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "daemon/peer/engine_epoch.h"
@@ -45,6 +47,17 @@ class CountedRanks {
   ~CountedRanks() { Clear(); }
 
   const LinkedRanks& all() const { return ranks_; }
+  // The nodes, in the order of their first rank. Looks at all ranks only after a change.
+  const NodeLinks& links() const {
+    if (!links_.has_value()) {
+      NodeLinks& links = links_.emplace();
+      std::unordered_set<const NodeLink*> known;
+      for (const auto& [rank, linked] : ranks_) {
+        if (known.insert(linked.link.get()).second) links.push_back(linked.link);
+      }
+    }
+    return *links_;
+  }
 
   // The rank is on the node of `linked.link` from now on.
   void Put(std::uint32_t rank, LinkedRank linked) {
@@ -52,6 +65,7 @@ class CountedRanks {
     LinkedRank& place = ranks_[rank];
     if (place.link != nullptr) counts_->Remove(place.link.get());
     place = std::move(linked);
+    links_.reset();
   }
   // Forgets the ranks on the node of `link`.
   void Forget(const NodeLink* link) {
@@ -67,11 +81,13 @@ class CountedRanks {
  private:
   LinkedRanks::iterator Erase(LinkedRanks::iterator rank) {
     counts_->Remove(rank->second.link.get());
+    links_.reset();
     return ranks_.erase(rank);
   }
 
   RankCounts* const counts_;
   LinkedRanks ranks_;
+  mutable std::optional<NodeLinks> links_;  // nullopt: not known since the last change
 };
 
 }  // namespace gradsync::daemon

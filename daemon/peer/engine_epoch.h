@@ -26,6 +26,7 @@
 #include "daemon/peer/node_exchange.h"
 #include "daemon/peer/node_link.h"
 #include "daemon/peer/rendezvous.h"
+#include "daemon/peer/user_rate.h"
 #include "daemon/reduce/launch_ledger.h"
 #include "daemon/reduce/reducer.h"
 
@@ -57,6 +58,7 @@ struct NodeGroupEnvironment {
   UserExecutor* executor = nullptr;  // launches what a message leaves over, until Shutdown()
   const Clock* clock = nullptr;
   ArenaQuota* memory = nullptr;  // is charged for what the daemon keeps; null: nothing is
+  MeetingRate* rate = nullptr;   // of new engines; null: any
 };
 
 // A rank on another node, and the link to that node.

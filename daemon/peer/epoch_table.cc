@@ -10,24 +10,43 @@
 
 namespace gradsync::daemon {
 
-std::shared_ptr<EngineEpoch> EpochTable::EpochFor(const NodeLinks& links, const Tenant& user,
-                                                  absl::FunctionRef<Suspected()> suspected,
-                                                  NodeLinks* flush) {
-  if (closed_) return nullptr;
-  if (current_ != nullptr) {
-    if (current_->failure().ok() && current_->links() == links) return current_;
-    Retire(flush);
+absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::EpochFor(
+    const NodeLinks& links, const Tenant& user, absl::FunctionRef<Suspected()> suspected,
+    NodeLinks* flush) {
+  if (closed_) return absl::CancelledError("the node group has ended");
+  if (current_ != nullptr && current_->failure().ok() && current_->links() == links) {
+    return current_;
   }
+  if (absl::Status may = CheckRate(links, user); !may.ok()) return may;
+  Retire(flush);
   const std::uint64_t epoch = ++last_epoch_;
   current_ = std::make_shared<EngineEpoch>(
       epoch, user, links, *environment_,
       [suspected = suspected(), epoch](const absl::Status& why) { suspected(epoch, why); });
-  Log(LogLevel::kInfo, "nodes meet",
-      {{"job", job_id_},
-       {"epoch", current_->epoch()},
-       {"nodes", absl::StrJoin(current_->node_names(), ",")}});
+  LogLimitedByAddress(LogLevel::kInfo, "nodes meet",
+                      {{"job", job_id_},
+                       {"uid", user},
+                       {"epoch", current_->epoch()},
+                       {"address", links.empty() ? "" : links.front()->address()},
+                       {"nodes", absl::StrJoin(current_->node_names(), ",")}});
   flush->insert(flush->end(), links.begin(), links.end());
   return current_;
+}
+
+absl::Status EpochTable::CheckRate(const NodeLinks& links, const Tenant& user) const {
+  if (environment_->rate == nullptr || links.empty()) return absl::OkStatus();
+  const std::string& address = links.front()->address();
+  if (environment_->rate->Take(user, address, environment_->clock->NowNs()))
+    return absl::OkStatus();
+  return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                   absl::StrCat("the nodes of job '", job_id_,
+                                "' cannot connect yet: too many "
+                                "engines were begun for user ",
+                                user.Text(),
+                                ", or for the nodes "
+                                "of ",
+                                address, ", within a few seconds"),
+                   {{field::kJob, job_id_}});
 }
 
 absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::Find(std::uint64_t epoch,

@@ -32,10 +32,12 @@ class EpochTable {
   EpochTable(std::string job_id, const NodeGroupEnvironment* environment)
       : job_id_(std::move(job_id)), environment_(environment) {}
 
-  // The current epoch if it has these nodes and has not failed, else a new one. Null after Close().
-  // A new epoch is counted for `user`, and gets the callback that `suspected` returns.
-  std::shared_ptr<EngineEpoch> EpochFor(const NodeLinks& links, const Tenant& user,
-                                        absl::FunctionRef<Suspected()> suspected, NodeLinks* flush);
+  // The current epoch if it has these nodes and has not failed, else a new one. A new epoch is
+  // counted for `user`, and gets the callback that `suspected` returns. CANCELLED after Close().
+  // RESOURCE_EXHAUSTED QUOTA: there were too many new ones; nothing changes.
+  absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochFor(const NodeLinks& links, const Tenant& user,
+                                                        absl::FunctionRef<Suspected()> suspected,
+                                                        NodeLinks* flush);
   // Null: there is none.
   const std::shared_ptr<EngineEpoch>& current() const { return current_; }
   // The epoch with this number. Null if it has ended and every launch of it is answered. MALFORMED
@@ -59,6 +61,7 @@ class EpochTable {
   std::uint64_t made() const { return last_epoch_; }
 
  private:
+  absl::Status CheckRate(const NodeLinks& links, const Tenant& user) const;
   absl::Status CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
                            absl::string_view what) const;
 

@@ -36,17 +36,6 @@ absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
 
 absl::Status NodeIsBeingLost() { return absl::CancelledError("a node of the job is being lost"); }
 
-// The nodes of these ranks, in the order of their first rank.
-NodeLinks LinksOf(const LinkedRanks& ranks) {
-  NodeLinks links;
-  for (const auto& [rank, remote] : ranks) {
-    if (std::find(links.begin(), links.end(), remote.link) == links.end()) {
-      links.push_back(remote.link);
-    }
-  }
-  return links;
-}
-
 }  // namespace
 
 // The reducer of one job, which owns it.
@@ -173,8 +162,13 @@ NodeGroup::Piece NodeGroup::TakePieceLocked() {
 void NodeGroup::Run(Actions actions) {
   for (const FailedEpoch& failed : actions.failed) {
     const absl::Status why = failed.epoch->failure();
-    Log(LogLevel::kWarning, "engine failed",
-        {{"job", key_.job_id}, {"epoch", failed.epoch->epoch()}, {"why", why.message()}});
+    const NodeLinks& links = failed.epoch->links();
+    LogLimitedByAddress(LogLevel::kWarning, "engine failed",
+                        {{"job", key_.job_id},
+                         {"uid", key_.uid},
+                         {"epoch", failed.epoch->epoch()},
+                         {"address", links.empty() ? "" : links.front()->address()},
+                         {"why", why.message()}});
     for (const auto& job : failed.jobs) job->End(EngineFailure(key_.job_id, why));
     failed.epoch->Abort(why);
     MutexLock lock(&mutex_);
@@ -182,6 +176,7 @@ void NodeGroup::Run(Actions actions) {
     if (epochs_.current() == failed.epoch) epochs_.Retire(&actions.flush);
     epochs_.Reap();
   }
+  for (const auto& [job, why] : actions.ended) job->End(why);
   for (const auto& link : actions.flush) link->Flush();
   for (const auto& link : actions.close) link->Close(absl::OkStatus());
   for (const Refused& refused : actions.refused) {
@@ -197,8 +192,8 @@ void NodeGroup::Run(Actions actions) {
 
 void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
   const auto found = jobs_.find(launches.job.get());
-  const Entry unknown(&rank_counts_);
-  const Entry& entry = found == jobs_.end() ? unknown : found->second;
+  Entry unknown(&rank_counts_);
+  Entry& entry = found == jobs_.end() ? unknown : found->second;
   std::shared_ptr<EngineEpoch> epoch;  // nearly always one for all of them
   EngineEpoch::LaunchDone done;
   const ReduceOperation* whole = nullptr;  // the last one whose ranks are all there
@@ -209,12 +204,17 @@ void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
       // Its node is being lost, and the job with it.
       why = NodeIsBeingLost();
     } else if (why.ok() && (epoch == nullptr || !epoch->failure().ok())) {
-      epoch = EpochForLocked(LinksOf(entry.ranks.all()), launches.job->identity().payer(), actions);
-      if (epoch == nullptr) {
-        why = NodeIsBeingLost();
-      } else {
+      auto met = EpochForLocked(entry.ranks.links(), launches.job->identity().payer(), actions);
+      if (met.ok()) {
+        epoch = *std::move(met);
         done = DoneOf(epoch->epoch());
         actions->flush.insert(actions->flush.end(), epoch->links().begin(), epoch->links().end());
+      } else if (absl::IsResourceExhausted(met.status())) {
+        entry.failure = met.status();
+        why = EngineFailure(key_.job_id, entry.failure);
+        actions->ended.emplace_back(launches.job, why);
+      } else {
+        why = NodeIsBeingLost();
       }
     }
     if (!why.ok()) {
@@ -290,8 +290,9 @@ void NodeGroup::AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink
 
 // ---- The engine
 
-std::shared_ptr<EngineEpoch> NodeGroup::EpochForLocked(const NodeLinks& links, const Tenant& user,
-                                                       Actions* actions) {
+absl::StatusOr<std::shared_ptr<EngineEpoch>> NodeGroup::EpochForLocked(const NodeLinks& links,
+                                                                       const Tenant& user,
+                                                                       Actions* actions) {
   const auto suspected = [this] {
     return [weak = weak_from_this()](std::uint64_t epoch, const absl::Status& why) {
       if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
@@ -328,7 +329,7 @@ void NodeGroup::FailLocked(const std::shared_ptr<EngineEpoch>& epoch, const absl
   }
   for (auto& [raw, entry] : jobs_) {
     auto job = entry.job.lock();
-    const bool uses = failed.jobs.count(job) > 0 || LinksOf(entry.ranks.all()) == epoch->links();
+    const bool uses = failed.jobs.count(job) > 0 || entry.ranks.links() == epoch->links();
     if (job == nullptr || !uses) continue;
     // From now on: a launch of this job before its end would make the nodes connect once more.
     entry.failure = why;
@@ -440,7 +441,8 @@ void NodeGroup::Tick() {
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
       if (const auto one = formed.find(job); one != formed.end() && entry.failure.ok()) {
-        EpochForLocked(LinksOf(entry.ranks.all()), one->second, &actions);
+        // If there were too many new ones, a later tick makes it.
+        EpochForLocked(entry.ranks.links(), one->second, &actions).IgnoreError();
       }
       it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
     }
@@ -479,7 +481,7 @@ JobNodes NodeGroup::NodesOf(const Job& job) {
   JobNodes nodes;
   const auto found = jobs_.find(&job);
   if (found == jobs_.end()) return nodes;
-  const NodeLinks links = LinksOf(found->second.ranks.all());
+  const NodeLinks& links = found->second.ranks.links();
   for (const auto& link : links) {
     NodeSnapshot& node = nodes.others.emplace_back();
     node.name = link->node_name();

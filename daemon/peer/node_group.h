@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -110,6 +111,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // Calls that must be made without the lock, in this order.
   struct Actions {
     std::vector<FailedEpoch> failed;
+    std::vector<std::pair<std::shared_ptr<Job>, absl::Status>> ended;  // and why
     NodeLinks flush;
     NodeLinks close;
     std::vector<Refused> refused;
@@ -136,8 +138,8 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   // What is called when this node has finished a launch of the epoch.
   EngineEpoch::LaunchDone DoneOf(std::uint64_t epoch);
   // As EpochTable::EpochFor().
-  std::shared_ptr<EngineEpoch> EpochForLocked(const NodeLinks& links, const Tenant& user,
-                                              Actions* actions)
+  absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochForLocked(const NodeLinks& links,
+                                                              const Tenant& user, Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The jobs continue without ranks on the node of `link`.
   void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -14,7 +14,7 @@
 #include "daemon/base/ticker.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/engine/peer_tls.h"
-#include "daemon/peer/address_jobs.h"
+#include "daemon/peer/address_accounts.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/certificate_watch.h"
 #include "daemon/peer/coordinator_link_table.h"
@@ -26,6 +26,7 @@
 #include "daemon/peer/peer_server.h"
 #include "daemon/peer/peer_turns.h"
 #include "daemon/peer/socket_table.h"
+#include "daemon/peer/user_rate.h"
 #include "daemon/worker/engine_memory.h"
 #include "proto/gradsync/limits.h"
 
@@ -35,6 +36,8 @@ namespace {
 // A user has jobs that are coordinated here, and as many that other nodes coordinate. A job that
 // starts again has the engine that ends, too.
 constexpr std::size_t kEnginesPerJob = 4;
+// How often a user's jobs may begin an engine in a row, besides once for each job.
+constexpr std::size_t kMeetings = 64;
 constexpr auto kTick = std::chrono::milliseconds(100);
 // With two threads, one user's long work leaves one for the others.
 constexpr int kTurnThreads = 2;
@@ -94,6 +97,8 @@ class PeerService::Impl {
         node_name_(NodeName(options.node_name)),
         address_(server->address().Text()),
         engines_(kEnginesPerJob * options.quota_jobs_per_user, environment.engine_memory),
+        addresses_(environment.memory == nullptr ? 0 : environment.memory->bytes_per_user()),
+        meetings_(kMeetings + options.quota_jobs_per_user),
         agent_context_(AgentContext()),
         server_(std::move(server)),
         make_engine_([this, keys = prepared.credentials.keys](
@@ -167,7 +172,7 @@ class PeerService::Impl {
   // Where this node's engines listen. Empty: the address that the others reach.
   std::string EngineAddress() const { return listen_.IsWildcard() ? "" : listen_.host; }
 
-  NodeGroupEnvironment GroupEnvironment() const {
+  NodeGroupEnvironment GroupEnvironment() {
     NodeGroupEnvironment environment;
     environment.node_name = node_name_;
     environment.address = EngineAddress();
@@ -178,6 +183,7 @@ class PeerService::Impl {
     environment.executor = launch_threads_.get();
     environment.clock = environment_.clock;
     environment.memory = environment_.memory;
+    environment.rate = &meetings_;
     return environment;
   }
 
@@ -192,7 +198,7 @@ class PeerService::Impl {
     context.turns = &turns_;
     context.memory = environment_.memory;
     context.tls = !options_.tls_certificate.empty();
-    context.address_jobs = &address_jobs_;
+    context.addresses = &addresses_;
     context.caller_key = [this](const std::string& caller) { return server_->CallerAt(caller); };
     context.callers_input = [this](const std::string& caller) { return server_->InputOf(caller); };
     context.unread_bytes = [this](const std::string& caller) {
@@ -285,7 +291,8 @@ class PeerService::Impl {
   std::unique_ptr<FairExecutor> launch_threads_ = std::make_unique<FairExecutor>(kLaunchThreads);
   PeerTurns turns_{environment_.clock, turn_threads_.get()};
   EngineQuota engines_;
-  AddressJobs address_jobs_;
+  AddressAccounts addresses_;
+  MeetingRate meetings_;
   SocketTable sockets_{environment_.clock};
   // Destroying an engine that is connecting can take 10 s. Other jobs do not wait for it.
   std::unique_ptr<ConcurrentExecutor> reaper_ =

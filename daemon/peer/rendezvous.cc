@@ -88,6 +88,8 @@ void Rendezvous::Cancel(const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
     if (cancelled_.ok()) cancelled_ = why;
+    values_.clear();
+    asked_.clear();
     waiting_.clear();
     awaited_ = 0;
   }

@@ -1,30 +1,51 @@
-// How often something may happen for each user.
+// How often something may happen for each user, or for each address.
 
 #ifndef DAEMON_PEER_USER_RATE_H_
 #define DAEMON_PEER_USER_RATE_H_
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
+#include "daemon/base/keyed_rate.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
-#include "daemon/rpc/connect_rate.h"
 
 namespace gradsync::daemon {
 
-// `burst` times in a row; all of them are regained within ConnectRate::kRegainNs. Thread-safe.
+// `burst` times in a row for each user, as KeyedRate. Thread-safe.
 class UserRate {
  public:
   explicit UserRate(std::size_t burst) : rate_(burst) {}
   // Counts one for the user. False: there were too many.
   bool Take(const Tenant& user, std::uint64_t now_ns) {
-    MutexLock lock(&mutex_);
+    const MutexLock lock(&mutex_);
     return rate_.Take(user, now_ns);
   }
 
  private:
   Mutex mutex_;
-  ConnectRate rate_ ABSL_GUARDED_BY(mutex_);
+  KeyedRate<Tenant> rate_ ABSL_GUARDED_BY(mutex_);
+};
+
+// How often the nodes of jobs that are coordinated here may meet: `burst` times in a row for each
+// user, and twice as often for each address that other nodes have. Thread-safe.
+class MeetingRate {
+ public:
+  explicit MeetingRate(std::size_t burst) : users_(burst), addresses_(2 * burst) {}
+  // Counts one for both. False: one of them has too many, and none counts.
+  bool Take(const Tenant& user, const std::string& address, std::uint64_t now_ns) {
+    const MutexLock lock(&mutex_);
+    if (!users_.Has(user, now_ns) || !addresses_.Has(address, now_ns)) return false;
+    users_.Take(user, now_ns);
+    addresses_.Take(address, now_ns);
+    return true;
+  }
+
+ private:
+  Mutex mutex_;
+  KeyedRate<Tenant> users_ ABSL_GUARDED_BY(mutex_);
+  KeyedRate<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace gradsync::daemon

@@ -7,16 +7,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <map>
 #include <optional>
 
-#include "daemon/base/rate_limit.h"
+#include "daemon/base/keyed_rate.h"
 #include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
-// A user may connect `burst` times at once, and regains one connection every kRegainNs / `burst`. A
+// A user may connect `burst` times at once, and regains all of them within KeyedRate::kRegainNs. A
 // process that connects too often is refused for a while, before the daemon looks up who it is.
 // Otherwise it could keep the socket's queue full, and then the kernel refuses other clients that
 // do not wait.
@@ -24,25 +23,17 @@ namespace gradsync::daemon {
 // Not thread-safe.
 class ConnectRate {
  public:
-  // The time to regain all connections, from none.
-  static constexpr std::uint64_t kRegainNs = 16'000'000'000;
   // For how long a process that connects too often is refused, and how many such processes are
   // remembered.
   static constexpr std::uint64_t kRefusedNs = 500'000'000;
   static constexpr std::size_t kMostRefused = 1024;
 
-  explicit ConnectRate(std::size_t burst) : rate_{burst, kRegainNs / burst} {}
+  explicit ConnectRate(std::size_t burst) : users_(burst) {}
 
   // Counts a connection at `now_ns`. False: the user has connected too often.
-  bool Take(const Tenant& user, std::uint64_t now_ns) {
-    if (users_.size() >= kPruneAt) Prune(now_ns);
-    return users_[user].Take(rate_, now_ns);
-  }
+  bool Take(const Tenant& user, std::uint64_t now_ns) { return users_.Take(user, now_ns); }
   // Whether Take() would count one.
-  bool Has(const Tenant& user, std::uint64_t now_ns) const {
-    const auto found = users_.find(user);
-    return found == users_.end() || found->second.Has(rate_, now_ns);
-  }
+  bool Has(const Tenant& user, std::uint64_t now_ns) const { return users_.Has(user, now_ns); }
 
   // This process of the user is refused from now on. A process of another PID namespace has the pid
   // 0 here, and is never refused.
@@ -61,22 +52,12 @@ class ConnectRate {
   }
 
  private:
-  static constexpr std::size_t kPruneAt = 1024;
-
   struct Refused {
     Tenant user;
     std::uint64_t until_ns = 0;
   };
 
-  // Forgets the users that have regained all.
-  void Prune(std::uint64_t now_ns) {
-    for (auto it = users_.begin(); it != users_.end();) {
-      it = it->second.HasAll(now_ns) ? users_.erase(it) : std::next(it);
-    }
-  }
-
-  const RateLimit::Rate rate_;
-  std::map<Tenant, RateLimit> users_;
+  KeyedRate<Tenant> users_;
   std::map<pid_t, Refused> refused_;
 };
 

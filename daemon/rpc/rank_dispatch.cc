@@ -77,11 +77,12 @@ absl::Status TakeStateRequest(const v1::SessionRequest& request, RankPort* port)
         [&](Job* job) { return job->StateRead(session, read.transfer(), read.chunk()); });
   }
   if (request.has_state_digests()) {
-    auto items = port->parts().TakeDigests(request.state_digests());
-    if (!items.ok()) return items.status();
-    if (!items->has_value()) return absl::OkStatus();  // more follow
+    auto digests = port->parts().TakeDigests(request.state_digests());
+    if (!digests.ok()) return digests.status();
+    if (!digests->has_value()) return absl::OkStatus();  // more follow
     return deliver([&](Job* job) {
-      return job->TakeDigests(session, request.state_digests().transfer(), **std::move(items));
+      return job->TakeDigests(session, request.state_digests().transfer(),
+                              std::move((*digests)->items), std::move((*digests)->charge));
     });
   }
   const auto& refused = request.state_refused();

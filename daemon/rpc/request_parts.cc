@@ -69,12 +69,11 @@ absl::StatusOr<LayoutRequest> RequestParts::TakeLayout(const v1::SessionRequest&
   return layout;
 }
 
-absl::StatusOr<std::optional<std::vector<StateDigest>>> RequestParts::TakeDigests(
+absl::StatusOr<std::optional<ChargedDigests>> RequestParts::TakeDigests(
     const v1::StateDigests& message) {
-  if (digests_complete_ || message.transfer() != transfer_) {
+  if (message.transfer() != transfer_) {
     digests_ = {};
     digest_bytes_ = 0;
-    digests_complete_ = false;
     transfer_ = message.transfer();
   }
   for (const v1::StateDigest& item : message.items()) {
@@ -85,16 +84,18 @@ absl::StatusOr<std::optional<std::vector<StateDigest>>> RequestParts::TakeDigest
                      absl::StrCat("StateDigests of more than ", kMaxDigestBytes,
                                   " bytes: give the state fewer items, or shorter names"));
   }
-  if (digest_charge_.bytes() == 0) {
+  if (digests_.charge.bytes() == 0) {
     auto charge = account_.Reserve(digest_bytes_);
     if (!charge.ok()) return charge.status();
-    digest_charge_ = *std::move(charge);
-  } else if (absl::Status resized = digest_charge_.Resize(digest_bytes_); !resized.ok()) {
+    digests_.charge = *std::move(charge);
+  } else if (absl::Status resized = digests_.charge.Resize(digest_bytes_); !resized.ok()) {
     return resized;
   }
-  if (absl::Status status = DecodeStateDigests(message, &digests_); !status.ok()) return status;
+  if (absl::Status status = DecodeStateDigests(message, &digests_.items); !status.ok()) {
+    return status;
+  }
   if (message.more()) return std::nullopt;
-  digests_complete_ = true;
+  digest_bytes_ = 0;
   return std::exchange(digests_, {});
 }
 

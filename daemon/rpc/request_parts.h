@@ -19,6 +19,12 @@
 
 namespace gradsync::daemon {
 
+// The digests of a rank's state, and what the user is charged for them.
+struct ChargedDigests {
+  std::vector<StateDigest> items;
+  ArenaQuota::Reservation charge;
+};
+
 // Checks each part when it comes, and charges the user for what it keeps.
 //
 //   ( LayoutPart* RegisterLayout | StateDigests{more}* StateDigests )*
@@ -41,10 +47,8 @@ class RequestParts {
                                            const DecodeLimits& limits, bool forward,
                                            std::uint64_t now_ns);
   // Returns the digests of all parts; nullopt: more parts follow. Digests of another transfer are
-  // dropped. The user is charged for the digests until others come, because the job may keep them.
-  // RESOURCE_EXHAUSTED QUOTA.
-  absl::StatusOr<std::optional<std::vector<StateDigest>>> TakeDigests(
-      const v1::StateDigests& message);
+  // dropped. RESOURCE_EXHAUSTED QUOTA.
+  absl::StatusOr<std::optional<ChargedDigests>> TakeDigests(const v1::StateDigests& message);
 
  private:
   // Charges for items_ and messages_.
@@ -60,10 +64,8 @@ class RequestParts {
   std::vector<std::shared_ptr<const v1::SessionRequest>> messages_;  // if they are forwarded
 
   std::uint64_t transfer_ = 0;  // of the digests
-  std::vector<StateDigest> digests_;
+  ChargedDigests digests_;
   std::uint64_t digest_bytes_ = 0;
-  bool digests_complete_ = false;
-  ArenaQuota::Reservation digest_charge_;
 };
 
 }  // namespace gradsync::daemon

@@ -365,7 +365,7 @@ class GreetedStreams {
   }
 
   // Opens one more. Returns the error that ends it, or OK if the daemon welcomes it.
-  grpc::Status Open() {
+  grpc::Status Open(uid_t user = getuid()) {
     if (streams_.size() % kStreamsPerConnection == 0) {
       stubs_.push_back(v1::Peer::NewStub(
           grpc::CreateInsecureChannelFromFd("peer", dup(ConnectTcp(to_, from_).get()))));
@@ -373,14 +373,29 @@ class GreetedStreams {
     streams_.push_back(std::make_unique<Greeted>());
     Greeted& one = *streams_.back();
     one.stream = stubs_.back()->Attach(&one.context);
-    one.stream->Write(HelloOf("attack" + std::to_string(streams_.size())));
+    v1::AttachRequest hello = HelloOf(JobOfNewest());
+    hello.mutable_hello()->set_uid(user);
+    one.stream->Write(hello);
     v1::AttachResponse answer;
     if (one.stream->Read(&answer)) return grpc::Status::OK;
     one.ended = true;
     return one.stream->Finish();
   }
+  std::string JobOfNewest() const { return "attack" + std::to_string(streams_.size()); }
   // Sends a message on the newest stream. False: the stream has ended.
   bool Send(const v1::AttachRequest& message) { return streams_.back()->stream->Write(message); }
+  // Sends a request of rank 0 on the newest stream, and waits for an answer. Not set: the stream
+  // has ended.
+  v1::SessionResponse Ask(const v1::SessionRequest& request) {
+    v1::AttachRequest message;
+    message.mutable_rank_request()->set_incarnation(1);
+    *message.mutable_rank_request()->mutable_request() = request;
+    v1::AttachResponse answer;
+    for (bool may = Send(message); may && streams_.back()->stream->Read(&answer);) {
+      if (answer.has_rank_response()) return answer.rank_response().response();
+    }
+    return {};
+  }
 
  private:
   struct Greeted {
@@ -455,6 +470,49 @@ TEST_F(PeerPort, StreamsOfOneAddressWithHelloAreFew) {
   GreetedStreams neighbour("127.0.0.10", peer);
   EXPECT_TRUE(neighbour.Open().ok()) << "it is at another address";
   ExpectUnharmed();
+}
+
+// A node says which user pays, and may name many.
+TEST_F(PeerPort, AnAddressJoinsTheJobsOfFewUsers) {
+  constexpr uid_t kMost = 32;
+  GreetedStreams attackers(kAttackersAddress, alpha_.Status().peer_address());
+  for (uid_t user = 1; user <= kMost; ++user) ASSERT_TRUE(attackers.Open(user).ok()) << user;
+  EXPECT_TRUE(attackers.Open(kMost).ok()) << "another job of the same user";
+  const grpc::Status end = attackers.Open(kMost + 1);
+  EXPECT_EQ(end.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_NE(end.error_message().find("the nodes of 127.0.0.9 have joined jobs of 32 users here"),
+            std::string::npos)
+      << end.error_message();
+  ExpectUnharmed();
+}
+
+TEST(UsersOfOneAddress, HaveLittleMemoryTogether) {
+  if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
+  constexpr int kUsers = 16, kLayouts = 4;
+  const TestDaemon daemon(
+      fault::TwoNodes::Flags("127.0.0.1", "alpha", {"--quota_control_bytes_per_user=8MiB"}));
+  GreetedStreams attackers(kAttackersAddress, daemon.Status().peer_address());
+  const std::uint64_t before = MemoryBytes(daemon.pid(), "VmHWM");
+  int registered = 0;
+  std::string refusal;
+  for (uid_t user = 1; user <= kUsers; ++user) {
+    ASSERT_TRUE(attackers.Open(user).ok()) << user;
+    const auto opened =
+        attackers.Ask(fault::RawSession::OpenRequest(0, 1, attackers.JobOfNewest()));
+    for (int i = 0; i < kLayouts && opened.has_session_opened(); ++i) {
+      v1::SessionRequest layout =
+          fault::RawSession::LayoutRequest(4096, 1, "layout" + std::to_string(i));
+      const v1::SessionResponse answer = attackers.Ask(layout);
+      if (answer.has_layout_assigned()) ++registered;
+      if (answer.has_operation_failed()) refusal = answer.operation_failed().status().message();
+    }
+  }
+  const std::uint64_t cost = MemoryBytes(daemon.pid(), "VmHWM") - before;
+  std::cout << registered << " layouts, " << before / kMiB << " MiB before, " << cost / kMiB
+            << " MiB more" << std::endl;
+  EXPECT_NE(refusal.find("the nodes of 127.0.0.9 make this daemon keep"), std::string::npos)
+      << refusal;
+  EXPECT_LT(cost, 48 * kMiB);
 }
 
 // ---- Calls that are reset at once (CVE-2023-44487)

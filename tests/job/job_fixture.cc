@@ -20,7 +20,7 @@ void JobFixture::Start(std::uint32_t ranks, bool divide_by_world, std::uint64_t 
   environment.clock = &clock_;
   environment.reducer = &reducer_;
   environment.executor = &executor_;
-  environment.log_late = [this](const std::string& job_id, const std::string& text) {
+  environment.log_late = [this](uid_t, const std::string& job_id, const std::string& text) {
     logged_.push_back(absl::StrCat(job_id, ": ", text));
   };
   options_.divide_by_world = divide_by_world;

@@ -79,8 +79,8 @@ class JobTableTest : public testing::Test {
     Session session;
     session.incarnation = ++incarnation_;
     session.sink = std::make_shared<RecordingSink>();
-    session.job =
-        table_.Join(key, rank, world_size, options, session.incarnation, session.sink, node, pod);
+    session.job = table_.Join(key, rank, world_size, options, session.incarnation, session.sink,
+                              {node, pod, nullptr});
     return session;
   }
   static std::uint64_t GenerationOf(const Session& session) {

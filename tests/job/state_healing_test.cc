@@ -181,6 +181,22 @@ TEST_F(StateHealingTest, ReplacementGetsTheStateInChunksAndCompletesTheStep) {
   EXPECT_EQ(job_->StateOf(1), RankState::kLive);
 }
 
+// A rank may send a message of an earlier transfer meanwhile, and be charged for that one alone.
+TEST_F(StateHealingTest, DigestsAreChargedUntilTheTransferHasEnded) {
+  ArenaQuota quota(1000);
+  BeginTransfer();
+  EXPECT_TRUE(Asked(2, /*offer=*/false));
+  EXPECT_EQ(Move(1, "state"), "state");
+  for (const std::uint32_t rank : {0u, 1u, 2u}) {
+    EXPECT_TRUE(
+        job_->TakeDigests(Of(rank), transfer_, Same(), *quota.Reserve(Tenant(7), 100)).ok());
+    if (rank != 1) continue;
+    EXPECT_EQ(quota.total_bytes(), 200u) << "one survivor's, and the replacement's";
+  }
+  EXPECT_EQ(Only<StateAdmittedMessage>(1).transfer, transfer_);
+  EXPECT_EQ(quota.total_bytes(), 0u);
+}
+
 TEST_F(StateHealingTest, AnyRankMayBeLostAndTheLowestFrozenRankIsTheSource) {
   Begin(3);
   Lose(0);

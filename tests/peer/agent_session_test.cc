@@ -9,9 +9,11 @@
 #include <sstream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "daemon/base/logging.h"
 #include "daemon/job/job.h"
+#include "daemon/peer/address_accounts.h"
 #include "daemon/peer/peer_turns.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -217,23 +219,30 @@ TEST_F(AgentSessionTest, LinesOfTheLogCountForTheAddressWhateverUserAnAgentNames
 }
 
 // The user whom the agent names is charged, but the agent may name anyone.
-TEST_F(AgentSessionTest, TheJobsOfAnAddressHaveABound) {
-  AddressJobs address_jobs;
-  node_.context.address_jobs = &address_jobs;
+TEST_F(AgentSessionTest, WhatAnAddressMakesTheDaemonKeepHasABound) {
+  AddressAccounts addresses(Job::BytesFor(2000) / AddressAccounts::kQuotas);
+  node_.context.addresses = &addresses;
   agent_->OnMessage(HelloOf(kUser));
-  const auto others = *address_jobs.Add(agent_->address(), agent_->address(), {1, "other", ""},
-                                        AddressJobs::kMostBytes - 1'000'000);
   agent_->OnMessage(OpenOf(0, 1, /*world_size=*/4000));
   EXPECT_EQ(LiveJobs(), 0u);
-  agent_->OnMessage(OpenOf(0, 2, /*world_size=*/8));
+  agent_->OnMessage(OpenOf(0, 2, /*world_size=*/1000));
   EXPECT_EQ(LiveJobs(), 1u) << "a smaller one has room";
-  const std::uint64_t held = address_jobs.BytesOf(agent_->address());
-  EXPECT_EQ(held, AddressJobs::kMostBytes - 1'000'000 + Job::BytesFor(8));
-  agent_->OnMessage(OpenOf(1, 3, /*world_size=*/8));
-  EXPECT_EQ(address_jobs.BytesOf(agent_->address()), held) << "it counts once";
+  EXPECT_EQ(addresses.BytesOf(agent_->address()), Job::BytesFor(1000));
+  agent_->OnMessage(OpenOf(1, 3, /*world_size=*/1000));
+  EXPECT_EQ(addresses.BytesOf(agent_->address()), Job::BytesFor(1000)) << "it counts once";
   agent_->OnEnd(absl::OkStatus());
-  EXPECT_EQ(address_jobs.BytesOf(agent_->address()), AddressJobs::kMostBytes - 1'000'000);
   agent_ = nullptr;
+}
+
+TEST_F(AgentSessionTest, AnAddressJoinsTheJobsOfFewUsers) {
+  AddressAccounts addresses(/*bytes_per_user=*/1 << 20);
+  node_.context.addresses = &addresses;
+  std::vector<AddressAccounts::Account> others;
+  for (uid_t user = 1; user <= AddressAccounts::kUsers; ++user) {
+    others.push_back(*addresses.Open(agent_->address(), agent_->address(), user));
+  }
+  agent_->OnMessage(HelloOf(kUser));
+  EXPECT_FALSE(agent_->greeted());
 }
 
 }  // namespace

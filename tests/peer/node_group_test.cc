@@ -170,7 +170,7 @@ class NodeGroupTest : public JobFixture {
  protected:
   void SetUp() override {
     Start(3);
-    node_group_ = MakeNodeGroup(engines_.Maker());
+    node_group_ = MakeNodeGroup(engines_.Maker(), &rate_);
     node_group_->Tick();
     channel_ = AgreeOn("model");
   }
@@ -189,7 +189,7 @@ class NodeGroupTest : public JobFixture {
     reaper_.reset();
   }
 
-  std::shared_ptr<NodeGroup> MakeNodeGroup(EngineMaker maker) {
+  std::shared_ptr<NodeGroup> MakeNodeGroup(EngineMaker maker, MeetingRate* rate = nullptr) {
     NodeGroupEnvironment environment;
     environment.node_name = "alpha";
     environment.address = "127.0.0.1";
@@ -197,6 +197,7 @@ class NodeGroupTest : public JobFixture {
     environment.reaper = reaper_.get();
     environment.executor = &turns_;
     environment.clock = &clock_;
+    environment.rate = rate;
     auto node_group = std::make_shared<NodeGroup>(JobKey{1000, "run-7", ""}, environment);
     node_group->AddRank(job_, 1, beta_, Incarnation(1));
     node_group->AddRank(job_, 2, gamma_, Incarnation(2));
@@ -281,6 +282,7 @@ class NodeGroupTest : public JobFixture {
                      "node gamma: not a word for 8s", {{field::kNode, "gamma"}});
   }
 
+  MeetingRate rate_{/*burst=*/16};
   ManualExecutor turns_;
   std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>(8);
   EngineMakers engines_;
@@ -304,6 +306,45 @@ TEST_F(NodeGroupTest, FailureOfAnIdleEngineEndsTheJobAfterAMoment) {
   for (const auto& link : {beta_, gamma_}) {
     EXPECT_EQ(link->Of(v1::AttachResponse::kEngineEnd).size(), 1u) << link->node_name();
   }
+}
+
+TEST_F(NodeGroupTest, TheNodesOfAUserMeetOnlySoOften) {
+  MeetingRate rate(/*burst=*/1);
+  ASSERT_TRUE(rate.Take(Tenant(1000), "10.0.0.9", clock_.NowNs()));
+  const auto later = MakeNodeGroup(engines_.Maker(), &rate);
+  later->Tick();
+  EXPECT_EQ(later->engines_made(), 0u);
+  clock_.Advance(KeyedRate<Tenant>::kRegainNs);
+  later->Tick();
+  EXPECT_EQ(later->engines_made(), 1u);
+  later->Tick();
+  EXPECT_EQ(later->engines_made(), 1u) << "the nodes have met";
+  later->Shutdown();
+}
+
+TEST_F(NodeGroupTest, TheNodesOfAnAddressMeetOnlySoOften) {
+  MeetingRate rate(/*burst=*/1);
+  for (const uid_t other : {1, 2}) {
+    ASSERT_TRUE(rate.Take(Tenant(other), beta_->address(), clock_.NowNs()));
+  }
+  const auto later = MakeNodeGroup(engines_.Maker(), &rate);
+  later->Tick();
+  EXPECT_EQ(later->engines_made(), 0u);
+  later->Shutdown();
+}
+
+// A bucket cannot wait: its job would wait for it, and nobody for the job.
+TEST_F(NodeGroupTest, AJobWhoseNodesMayNotMeetEndsByNameWithItsNextBucket) {
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
+  node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
+  while (rate_.Take(Tenant(1000), "10.0.0.9", clock_.NowNs())) {
+  }
+  EXPECT_FALSE(job_->HasEnded());
+  MarkReady(1);
+  EXPECT_TRUE(job_->HasEnded());
+  const auto end = Only<SessionEndMessage>(0);
+  EXPECT_EQ(ReasonOf(end.status), "ENGINE_FAILED") << end.status;
+  EXPECT_TRUE(Says(end.status, "too many engines were begun for user 1000")) << end.status;
 }
 
 TEST_F(NodeGroupTest, FailureReportedByAnotherNodeEndsTheJobToo) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr Tenant kAlice(1000), kBob(1001);
 constexpr std::size_t kBurst = 16;
-constexpr std::uint64_t kEachNs = ConnectRate::kRegainNs / kBurst;
+constexpr std::uint64_t kEachNs = KeyedRate<Tenant>::kRegainNs / kBurst;
 
 TEST(ConnectRateTest, BurstIsAllowedAtOnce) {
   ConnectRate rate(kBurst);
@@ -28,7 +28,7 @@ TEST(ConnectRateTest, RegainsOneAfterTheOther) {
   EXPECT_FALSE(rate.Take(kAlice, now_ns + kEachNs - 1)) << "a refused connection costs nothing";
   EXPECT_TRUE(rate.Take(kAlice, now_ns + kEachNs));
   EXPECT_FALSE(rate.Take(kAlice, now_ns + kEachNs));
-  now_ns += ConnectRate::kRegainNs + kEachNs;
+  now_ns += KeyedRate<Tenant>::kRegainNs + kEachNs;
   for (std::size_t i = 0; i < kBurst; ++i) EXPECT_TRUE(rate.Take(kAlice, now_ns)) << i;
   EXPECT_FALSE(rate.Take(kAlice, now_ns)) << "never more than a burst";
 }

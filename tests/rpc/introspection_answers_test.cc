@@ -252,8 +252,9 @@ TEST_F(IntrospectionTest, CountsTheFormerRanksThatItDoesNotList) {
   constexpr std::uint32_t kRanks = 1030;
   for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
     const std::uint64_t incarnation = 100 + rank;
-    const auto job = jobs_.Join({kTenant, "wide", ""}, rank, kRanks, {}, incarnation,
-                                std::make_shared<RecordingSink>(), rank == 0 ? "" : "beta");
+    const auto job =
+        jobs_.Join({kTenant, "wide", ""}, rank, kRanks, {}, incarnation,
+                   std::make_shared<RecordingSink>(), {rank == 0 ? "" : "beta", {}, nullptr});
     ASSERT_TRUE(job.ok()) << job.status();
     if (rank == 0) continue;  // so that the job goes on
     ASSERT_TRUE((*job)->Leave({rank, incarnation}, /*exit=*/true).ok());
