@@ -10,7 +10,7 @@
 
 namespace gradsync::daemon {
 
-// What the loss of a rank does. docs/failures.md describes both.
+// What the loss of a rank does. docs/failures.md, "Loss policies", describes both.
 enum class OnRankLoss : std::uint8_t {
   kAbort,  // the job ends
   kHold,   // the running step waits until another session takes the rank's place: HoldPolicy

@@ -77,7 +77,7 @@ using CudaStream = void*;
 // What an average divides its sum by: the ranks that take part, or the world size.
 enum class Divisor : std::uint8_t { kLiveRanks = 1, kWorld = 2 };
 // What a lost rank does to its job. kAbort ends the job. With kHold the running step waits until
-// another process takes the rank's place; see docs/failures.md. kContinue is not implemented yet.
+// another process takes the rank's place; see docs/hold.md. kContinue is not implemented yet.
 enum class LossPolicy : std::uint8_t { kAbort = 1, kHold = 2, kContinue = 3 };
 // With kHold: who gives a replacement the state of the model. kSurvivor: a survivor, see
 // Session::ServeState. kTrainer: the trainers themselves, for example from a file that each rank
