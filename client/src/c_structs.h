@@ -95,7 +95,8 @@ void DestroyOptions(gradsync_session_options_t* options);
 
 absl::StatusOr<LayoutSpec> ReadSpec(const gradsync_layout_spec_t* in);
 
-// A spec that a program can register. What the C struct points to lives as long as this object.
+// A spec that a program can register. The memory that the C struct points to lives as long as this
+// object.
 class SpecStorage {
  public:
   explicit SpecStorage(LayoutSpec spec);

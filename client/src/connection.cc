@@ -317,7 +317,7 @@ void Connection::SetNotice(absl::string_view text) {
 
 void Connection::OnMessage(const v1::SessionResponse& message) {
   heard_ns_.store(MonotonicNs(), std::memory_order_relaxed);
-  // Whatever else the daemon says may end the wait.
+  // Any other message may end the wait.
   if (!message.has_lease_question()) SetNotice(message.still_waiting().text());
   if (OnStateMessage(message)) return;
   switch (message.kind_case()) {

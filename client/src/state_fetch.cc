@@ -82,7 +82,7 @@ absl::Status StateFetch::BeginFetch() {
         "FetchState needs a session that takes the place of a lost one, with "
         "StateSource::kSurvivor, and only once; see is_replacement()");
   }
-  // What was fetched could not be loaded: the daemon begins again.
+  // The trainer could not load the state that it had fetched: the daemon begins again.
   if (transfer_.has_value() && transfer_->fetched) {
     transfer_.reset();
     phase_ = Phase::kLoading;

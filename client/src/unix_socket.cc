@@ -93,7 +93,7 @@ absl::Status CheckSpareDescriptors(const FileDescriptor& open, int count) {
       found = spare.back().get() >= 0;
     }
   }
-  // They are closed again first: whoever reports the error may need one.
+  // They are closed again first: the report of the error may need one.
   return found ? absl::OkStatus() : NoOpenFiles();
 }
 

@@ -72,7 +72,7 @@ class LaneLinks {
   // For the thread alone.
   std::vector<LaneConnection> peers_;  // by node
   std::vector<Posted> taken_;
-  std::vector<Group*> done_;  // to be told
+  std::vector<Group*> done_;  // not reported yet
 
   Mutex mutex_;
   CondVar changed_;

@@ -214,7 +214,7 @@ void AgentSession::InTurn(const LazyMessage<v1::AttachRequest>* message, UserTur
   const std::uint64_t begin_ns = context_.clock->NowNs();
   const v1::AttachRequest* parsed = nullptr;
   if (message != nullptr) {
-    // What a stranger says is heavy anyway.
+    // A stranger's messages are heavy anyway.
     const bool parse = greeted() && turns->HasShare(begin_ns);
     parsed = parse ? message->IfShort() : message->IfParsed();
   }

@@ -211,7 +211,7 @@ bool CoordinatorLinkTable::DropEnded(Links* ended) {
 
 void CoordinatorLinkTable::Tick(std::uint64_t now_ns) {
   const Links links = All();
-  // Of honest coordinators gRPC reads no more ahead than the user's quota lets it hold.
+  // gRPC reads no more ahead from honest coordinators than the user's quota lets it hold.
   const std::uint64_t most = std::max<std::uint64_t>(kMostVain, 2 * Quota());
   std::map<Tenant, std::uint64_t> vain;
   for (const auto& link : links) vain[link->payer()] += link->LookAtConnection();

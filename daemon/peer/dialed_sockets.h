@@ -58,7 +58,7 @@ class DialedSockets {
   // Ends the connections of which too much was read in vain. `all`: the sum over all of the user's
   // coordinators. Returns HasHarmed().
   bool EndHarmful(const VainBytes::Most& most, std::uint64_t all);
-  // What has come on a connection does harm. The caller ends the connection.
+  // Notes that a connection has brought harm. The caller ends the connection.
   void NoteHarm();
   // True after NoteHarm(), or if a connection has ended because of a limit of HeaderFrames, or in
   // EndHarmful().

@@ -24,7 +24,7 @@ constexpr std::size_t kLaunchCost = 64;
 // Why a job whose engine has failed ends.
 absl::Status EngineFailure(const std::string& job_id, const absl::Status& why) {
   const ErrorDetails details = DetailsOf(why);
-  // What says that something is used up would say that the session lives.
+  // An error about something that is used up would say that the session lives.
   const bool no_reason = details.reason.empty() || absl::IsResourceExhausted(why);
   const Reason reason = no_reason ? reason::kEngineFailed : Reason(details.reason);
   return MakeError(

@@ -138,7 +138,7 @@ class PeerService::Impl {
           {{"nodes", server_->streams().Get()}, {"coordinators", links_.streams().Get()}});
     }
     server_->Stop();
-    // What they still run uses the other members, and the reaper.
+    // Their last tasks use the other members, and the reaper.
     launch_threads_.reset();
     turn_threads_.reset();
     reaper_.reset();  // the engines that it destroys may still call back

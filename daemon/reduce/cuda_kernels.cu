@@ -1,6 +1,6 @@
-// A bucket's reduction on a GPU; what each kernel does is said in cuda_kernels.h. Memory bounds
-// them: every access is of 16 bytes, neighbours read neighbours, and the loads of several sources
-// are under way at once.
+// A bucket's reduction on a GPU; cuda_kernels.h says what each kernel does. Memory bounds them:
+// every access is of 16 bytes, neighbours read neighbours, and the loads of several sources are
+// under way at once.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -48,7 +48,7 @@ itimerspec Every(std::uint64_t ms) {
   return spec;
 }
 
-// Whoever may stop the daemon may also keep it busy.
+// Users who may stop the daemon may also keep it busy.
 bool IsTrusted(const Tenant& user) {
   return user.pod.none() && (user.uid == 0 || user.uid == geteuid());
 }

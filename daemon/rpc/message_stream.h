@@ -156,8 +156,8 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     *granted = bytes;
     return absl::OkStatus();
   }
-  // No message waits or is being written: what was granted may be given back. Called with the
-  // queue's lock held.
+  // No message waits or is being written: memory that was granted may be given back. Called with
+  // the queue's lock held.
   virtual void Drained(std::size_t*) {}
 
   // Returns an estimate of an item's memory, in bytes.

@@ -32,7 +32,7 @@ constexpr int kIdleConnectionMs = 30'000;
 // session, whose connection has buffers of about 64 KiB.
 constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;
 constexpr std::size_t kQuotaBytesPerSession = 128 << 10;
-// Of sessions_ and asking_.
+// The threads of sessions_ and asking_.
 constexpr int kThreads = 3;
 // The most that is read from a connection at a time. Messages have as much.
 constexpr int kReadBytes = 64 << 10;

@@ -66,11 +66,11 @@ class UserServers {
 
   // Gives a connection to its user's server. A thread of the user calls AddInsecureChannelFromFd()
   // later, because gRPC may read from the connection within it, for as long as the client sends.
-  // What is left is read by any thread that polls for gRPC. RESOURCE_EXHAUSTED: too many users or
-  // threads. INTERNAL: gRPC does not start a server. UNAVAILABLE: after Stop().
+  // Any thread that polls for gRPC reads the rest. RESOURCE_EXHAUSTED: too many users or threads.
+  // INTERNAL: gRPC does not start a server. UNAVAILABLE: after Stop().
   absl::Status Connect(Connections::Admitted connection, const Tenant& user);
-  // Cancels the streams that open no session in time. Ends the servers of users that have gone.
-  // Returns false if there is no server.
+  // Cancels the streams that open no session in time. Ends the servers of users without
+  // connections. Returns false if there is no server.
   bool Tick(std::uint64_t now_ns);
   // Shows in the health service that the daemon drains.
   void Drain();

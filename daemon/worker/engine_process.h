@@ -1,5 +1,5 @@
-// The engine between the nodes of a job, in a process of its own. What arrives over the network can
-// end that process, and the job, but not the daemon.
+// The engine between the nodes of a job, in a process of its own. Bytes from the network can end
+// that process, and the job, but not the daemon.
 
 #ifndef DAEMON_WORKER_ENGINE_PROCESS_H_
 #define DAEMON_WORKER_ENGINE_PROCESS_H_

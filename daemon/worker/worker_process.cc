@@ -47,7 +47,7 @@ absl::StatusOr<pid_t> Spawn(const WorkerProcessOptions& options, int socket) {
   for (const std::string& variable : options.environment) {
     environment.push_back(const_cast<char*>(variable.c_str()));
   }
-  // The first one counts. What the daemon inherits was meant for trainers.
+  // The first one counts. A value that the daemon inherits was meant for trainers.
   environment.push_back(const_cast<char*>(kHardwareQueues));
   for (char** variable = environ; *variable != nullptr; ++variable) {
     environment.push_back(*variable);

@@ -147,7 +147,7 @@ TEST(HealthWatch, TellsTheStateNowAndWhenTheDaemonDrains) {
   EXPECT_EQ(one.Next(), HealthCheckResponse::NOT_SERVING);
 }
 
-// What a client writes into a header or a text is no line of the daemon's log.
+// A client's header or text adds no line to the daemon's log.
 TEST(WhatAClientWrites, ForgesNoLineOfTheLog) {
   const TestDaemon daemon;
   RawHttp2 client(daemon.socket(), 65535);

@@ -78,8 +78,8 @@ TEST_P(HarmfulConnections, TakeLittleMemoryAndDelayNoOneForLong) {
 
   EXPECT_EQ(own.Run(20).error, "") << "the attacker's user keeps its trainers";
 
-  // The attacker's user is let in again. What gRPC still reads of the attack can end the user's
-  // connections once more.
+  // The attacker's user is let in again. gRPC may still read bytes of the attack, and these can end
+  // the user's connections once more.
   attacker = nullptr;
   std::string error = "no attempt";
   const std::uint64_t give_up_ns = NowNs() + std::uint64_t{kPatienceMs} * 1'000'000;

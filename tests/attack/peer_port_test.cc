@@ -1,5 +1,5 @@
-// Whoever reaches the peer port gets few descriptors, little memory and few engines there, and no
-// other node's job notices. The attacker calls from an address of its own.
+// A caller of the peer port gets few descriptors, little memory and few engines there, and no other
+// node's job notices. The attacker calls from an address of its own.
 
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
@@ -718,7 +718,7 @@ TEST(SlowCoordinator, KeepsNoQuotaOfTrainersThatGaveUp) {
   }
 }
 
-// What a trainer sends on waits in the daemon, and takes four times as much memory there.
+// Messages that a trainer sends on wait in the daemon, and take four times as much memory there.
 TEST_F(PeerPort, ACoordinatorThatDoesNotReadTakesLittleMemory) {
   if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
   std::promise<void> stop;

@@ -153,7 +153,7 @@ TEST_F(LoggingTest, LimitHoldsForEachUserInAllPods) {
   EXPECT_THAT(Lines().back(), EndsWith("count=1 uid=1000"));
 }
 
-// Whoever reaches the peer port may name any user.
+// A caller of the peer port may name any user.
 TEST_F(LoggingTest, LimitByAddressHoldsWhateverUserALineNames) {
   ASSERT_TRUE(InitLogging(options_).ok());
   for (int uid = 0; uid < kLimitedLinesPerSecond + 5; ++uid) {

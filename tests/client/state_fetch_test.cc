@@ -276,7 +276,7 @@ TEST_F(StateFetchTest, AFetchThatWasLeftDoesNotStopTheNextOne) {
 TEST_F(StateFetchTest, AnOperationThatIsRefusedLeavesTheChunkAsItIs) {
   auto fetched = Fetch(absl::InfiniteDuration());
   EXPECT_TRUE(Next().has_fetch_state());
-  // Of the daemon, which has not announced it yet.
+  // The chunk comes from the daemon, which has not announced it yet.
   const std::string chunk(kStagingBytes, 'x');
   std::memcpy(daemon_.staging(), chunk.data(), chunk.size());
   std::string data(kStagingBytes, '.');

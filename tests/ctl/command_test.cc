@@ -258,7 +258,7 @@ TEST_F(CommandTest, HealthIsZeroOneTwo) {
   EXPECT_EQ(outcome.exit_status, 1);
   EXPECT_THAT(outcome.out, HasSubstr("  few CPUs\n"));
 
-  // A probe asks grpc.health.v1. What the daemon does not tell besides is a warning.
+  // A probe asks grpc.health.v1. If the daemon does not say the rest, that is a warning.
   daemon_.introspection().verdict = grpc::Status(grpc::RESOURCE_EXHAUSTED, "too many questions");
   outcome = Ask({"health"});
   EXPECT_EQ(outcome.exit_status, 1);

@@ -42,7 +42,7 @@ ask 2 "$ctl" status --job other
 ask 2 "$ctl" timeline --layout other
 tell_job finish finished
 
-# What a job has cost outlives it.
+# A job's statistics outlive it.
 ask 0 "$ctl" status
 expect 'ended'
 ask 0 "$ctl" stats --json

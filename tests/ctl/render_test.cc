@@ -199,7 +199,7 @@ TEST(RenderStatusTest, SaysThatNodesThatAreGoneMayNotBeListed) {
   job->set_former_ranks_unlisted(76);
   EXPECT_THAT(
       RenderStatus(status, false, Length::kShort),
-      HasSubstr("\n  wide: 76 more ranks have no session now. If their nodes are GONE, this "
+      HasSubstr("\n  wide: 76 more ranks have no session now. If their nodes have ENDED, this "
                 "table may lack those nodes\n"));
 }
 
@@ -365,7 +365,7 @@ node alpha, listens for other nodes at 10.0.0.1:7417
 NODE   JOB     ADDRESS   RANKS  HEARD    WAITING FOR
 alpha  digits  here      0-1    -        -
 beta   digits  10.0.0.2  2-3    4 s ago  rank 3
-gamma  digits  -         4-5    GONE     -
+gamma  digits  -         4-5    ENDED    -
 
 LANE  JOB         SENT  RECEIVED    BUSY  GBIT/S
    0  digits  25.0 MiB  25.0 MiB  210 ms   0.999

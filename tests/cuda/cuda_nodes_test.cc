@@ -425,7 +425,7 @@ MachineDescription NodesWithSockets() {
   return machine;
 }
 
-// NCCL on alpha sees the loss before beta's daemon does. Still the ranks are told how beta's worker
+// NCCL on alpha sees the loss before beta's daemon does. Still the ranks learn how beta's worker
 // was lost.
 ISOLATED_TEST(GpuNodes, LossThatNcclSeesFirstIsExplainedByItsDaemon, NodesWithSockets()) {
   KillAWorkerDuringAnAllReduce(1);

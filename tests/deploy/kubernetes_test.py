@@ -371,8 +371,8 @@ def change(pod, path, value):
 class AdmissionTest(unittest.TestCase):
     """Evaluates the admission policy's expressions with the library of CEL's own project.
 
-    The API server uses the same project's library for Go. What it adds to the language, beyond
-    optional values, does not compile here.
+    The API server uses the same project's library for Go. Except for optional values, its additions
+    to the language do not compile here.
     """
 
     def setUp(self):

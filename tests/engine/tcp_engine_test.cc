@@ -231,7 +231,7 @@ TEST(TcpEngineEnd, DestructionFailsPendingExchangesOnEveryNode) {
   }
 }
 
-// What ended the daemon when Gloo carried the data: 48 bytes for which nobody has asked.
+// 48 bytes for which nobody has asked. They ended the daemon when Gloo carried the data.
 TEST(TcpEngineEnd, NodeThatSendsGarbageFailsTheEngineByName) {
   const std::uint64_t unasked[6] = {48 + 64, 1, 77, 0, 64, 0};
   for (const std::size_t channel : {0, 1, 2}) {

@@ -55,8 +55,8 @@ class FakeMachine {
 
   // The number of calls of `function` so far, by all processes or by `pid`.
   std::uint64_t Calls(const std::string& function, int pid = 0) const;
-  // The bytes that the kernels launched so far read and write, all together. What a kernel both
-  // reads and writes counts twice.
+  // The bytes that the kernels launched so far read and write, all together. Bytes that a kernel
+  // both reads and writes count twice.
   std::uint64_t KernelBytes(int pid = 0) const;
 
   // Bytes that are allocated on a GPU, contexts included. Memory of a killed process counts only

@@ -17,7 +17,7 @@
 //
 // Prints READY when the attack is at its full strength. Each attack consists of rounds. After the
 // first round it prints a line: how many calls or sessions ended, or were refused something, then
-// the last status. Then round follows round. What the daemon refuses is no failure: the exit status
+// the last status. Then round follows round. A refusal by the daemon is no failure: the exit status
 // is 0.
 
 #include <grpcpp/generic/generic_stub.h>

@@ -31,8 +31,7 @@ constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 // Far above what a busy machine does to a step, and below what the attacks did.
 constexpr std::uint64_t kLongestStepNs = 2'000'000'000ull * kScale;
 
-// Runs memory_attacker. The destructor ends it: whatever the daemon has refused, that is no
-// failure.
+// Runs memory_attacker. The destructor ends it: a refusal by the daemon is no failure.
 class Attacker {
  public:
   Attacker(const TestDaemon& daemon, const std::vector<std::string>& attack) {

@@ -146,8 +146,8 @@ TEST(GrpcSocket, SurvivesGarbage) {
   ExpectServesOn(daemon);
 }
 
-// Whoever reads such a message, or closes the connection with it, also closes the descriptor. That
-// takes as long as the client likes, if it is a TCP socket with SO_LINGER.
+// A process that reads such a message, or closes the connection with it, also closes the
+// descriptor. That takes as long as the client likes, if it is a TCP socket with SO_LINGER.
 TEST(Sockets, RefuseDescriptors) {
   constexpr int kPassRights = 83;  // SO_PASSRIGHTS, since Linux 6.16
   int passes = 0;

@@ -1,5 +1,5 @@
-// A daemon that may have no more threads and processes: what it is asked for fails by name, and its
-// other jobs go on. Runs outside Bazel's sandbox: inside it root cannot become another user.
+// A daemon that may have no more threads and processes: requests that need one fail by name, and
+// its other jobs go on. Runs outside Bazel's sandbox: inside it root cannot become another user.
 
 #include <sys/socket.h>
 #include <unistd.h>

@@ -3,7 +3,7 @@
 // exchanges between the nodes, and loses nodes and ranks, in its own order. One thread runs
 // everything. Layouts may be on GPUs of the other nodes, whose workers the fuzzer plays too.
 //
-// The streams never begin, so gRPC is not called. What they would send stays in their queues.
+// The streams never begin, so gRPC is not called. Their messages stay in their queues.
 
 #include <algorithm>
 #include <array>

@@ -2,7 +2,7 @@
 // them, the messages of the ranks, and finishes exchanges between the nodes. One thread runs
 // everything.
 //
-// The stream never begins, so gRPC is not called. What it would send stays in its queue.
+// The stream never begins, so gRPC is not called. Its messages stay in its queue.
 
 #include <algorithm>
 #include <array>
@@ -49,8 +49,8 @@ DecodeLimits Limits() {
 constexpr std::uint32_t kLayouts = 4;  // that the ranks register
 constexpr std::uint64_t kManyElements = 2048;
 
-// Of `which` + 1 small buckets. The last one is a large bucket, which lies beyond the memory of the
-// others.
+// A layout of `which` + 1 small buckets. The last one is a large bucket, which lies beyond the
+// memory of the others.
 v1::SessionRequest LayoutMessage(std::uint32_t which) {
   v1::SessionRequest message = fuzz::LayoutMessage("a", which % (kLayouts - 1) + 1, 0);
   if (which == kLayouts - 1) {
@@ -118,7 +118,7 @@ class World {
       executor_.RunAll();
     }
     FUZZ_CHECK(Quiet());
-    // Every rank has been told, and its memory is free.
+    // Every rank has its answers, and its memory is free.
     FUZZ_CHECK(answered_ == asked_);
     for (const auto& session : sessions_) {
       Hear(session.get());

@@ -20,8 +20,8 @@ namespace gradsync::daemon {
 
 // One session of a rank. Not thread-safe: for fuzzers that run everything on their own thread.
 //
-// The arenas and the staging memory are plain memory of exactly the size that the daemon was told.
-// So sanitizers see every access beyond it.
+// The arenas and the staging memory are plain memory of exactly the size that the daemon knows. So
+// sanitizers see every access beyond it.
 class FuzzedRank final : public RankPort {
  public:
   static constexpr std::size_t kStagingBytes = 4096;

@@ -97,7 +97,7 @@ class World {
     to_hear_.append(reinterpret_cast<const char*>(data.data()), bytes);
   }
 
-  // What does not fit into the socket is lost, for the model too.
+  // Bytes that do not fit into the socket are lost, for the model too.
   void Speak(const std::string& bytes) {
     if (!other_.valid() || bytes.empty()) return;
     // In parts, as a network may bring them.

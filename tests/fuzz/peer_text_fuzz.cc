@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto address = gradsync::daemon::ParsePeerAddress(
       line == std::string::npos ? text : text.substr(line + 1), 50051);
   if (!address.ok()) return 0;
-  // What was accepted once is accepted as it is written, and is never another scheme of gRPC's.
+  // An accepted address is accepted again as it is written, and is never another scheme of gRPC's.
   const auto again = gradsync::daemon::ParsePeerAddress(address->Text(), 1);
   FUZZ_CHECK(again.ok() && again->host == address->host && again->port == address->port);
   FUZZ_CHECK(address->Target().rfind("dns:///", 0) == 0);

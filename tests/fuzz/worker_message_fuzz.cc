@@ -170,7 +170,7 @@ class Node {
     }
   }
 
-  // What the worker gets lies in its own arenas.
+  // The calls of a worker name only its own arenas.
   void CheckCalls(FakeWorker* worker) {
     std::size_t& checked = checked_[worker];
     for (; checked < worker->calls.size(); ++checked) {

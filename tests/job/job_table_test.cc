@@ -586,7 +586,7 @@ TEST_F(JobTableTest, StatisticsOutliveTheTrainersUpToSixteenJobs) {
   EXPECT_EQ(table_.jobs_failed(), 20u);
 }
 
-// Whoever looks at all jobs waits for a busy one without the table's lock.
+// A caller that looks at all jobs waits for a busy one without the table's lock.
 TEST_F(JobTableTest, ABusyJobDelaysNoOtherUser) {
   Gate busy, release;
   const auto sink = std::make_shared<RecordingSink>([&](const SessionMessage&) {

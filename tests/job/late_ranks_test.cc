@@ -1,4 +1,4 @@
-// What ranks that wait are told about late ones, and when.
+// Which notices ranks that wait get about late ones, and when.
 
 #include <gtest/gtest.h>
 

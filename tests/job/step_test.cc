@@ -461,7 +461,7 @@ TEST_F(StepTest, VoidStepOfManyBucketsEndsInTurns) {
   EXPECT_EQ(memory(0, channel_).void_step(), 1u);
   EXPECT_EQ(memory(0, channel_).done(1023), 1u);
   EXPECT_EQ(memory(0, channel_).done(1024), 0u);
-  // The step is not decided yet. What a rank still says about it has no effect.
+  // The step is not decided yet. Messages about it have no effect any more.
   ASSERT_TRUE(job_->MarkReady(Of(0), channel_, 1, {4}).ok());
   ASSERT_TRUE(job_->EndStep(Of(1), channel_, 1, "").ok());
   executor_.RunNext();

@@ -13,7 +13,7 @@ namespace gradsync {
 Descriptor ConnectUnix(const std::string& path, int type);
 
 // Connects to "host:port", an IPv4 address, from an address of this machine: all loopback addresses
-// belong to it. What is sent goes at once. Invalid: it was refused. Thread-safe.
+// belong to it. Bytes that are sent go at once. Invalid: it was refused. Thread-safe.
 Descriptor ConnectTcp(const std::string& to, const std::string& from_host = "0.0.0.0");
 
 // Listens on a free port of an IPv4 address of this machine. Sets `*address` to "host:port".

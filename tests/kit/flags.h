@@ -11,7 +11,7 @@
 namespace gradsync {
 
 // The words after the program's name, "--name=value" or "--name", over `defaults`. A name without a
-// value has "". Whoever starts the program is a test: unknown names are not refused.
+// value has "". A test starts the program: unknown names are not refused.
 inline std::map<std::string, std::string> FlagsOf(
     int argc, char** argv, std::map<std::string, std::string> defaults = {}) {
   for (int i = 1; i < argc; ++i) {

@@ -243,7 +243,7 @@ TEST_F(AgentEngineTest, EndAnswersLaunchesInFlight) {
   EXPECT_FALSE(engine_->Snapshot().has_value());
 }
 
-// What the agent copies of such a message stays while the engine exists, and nobody is charged.
+// The agent's copies of such a message stay while the engine exists, and nobody is charged.
 TEST_F(AgentEngineTest, AMalformedConnectEngineMakesNoEngine) {
   v1::ConnectEngine connect = ConnectMessage(1);
   connect.clear_node_names();

@@ -1,5 +1,5 @@
 // Another node's daemon, which the test plays, with a job that is coordinated here. The stream
-// never begins, so gRPC is not called. What it would send stays in its queue.
+// never begins, so gRPC is not called. Its messages stay in its queue.
 
 #include "daemon/peer/agent_session.h"
 

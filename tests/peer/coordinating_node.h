@@ -22,7 +22,8 @@
 
 namespace gradsync::daemon {
 
-// Node alpha, without its streams. What the test sets outlives it. As thread-safe as its members.
+// Node alpha, without its streams. The objects that the test sets outlive it. As thread-safe as its
+// members.
 struct CoordinatingNode {
   static constexpr std::uint64_t kStagingBytes = 4096;
 

@@ -1,5 +1,5 @@
 // A link to a coordinator that a trainer has chosen. The test plays the coordinator and a session.
-// The stream never begins, so gRPC is not called. What it would send stays in its queue.
+// The stream never begins, so gRPC is not called. Its messages stay in its queue.
 
 #include "daemon/peer/coordinator_link.h"
 #include "daemon/peer/user_rate.h"
@@ -215,7 +215,7 @@ class EndingRankTest : public CoordinatorLinkTest {
       link_->Tick(clock_.NowNs());
     }
   }
-  // Ends the stream, and returns what rank 0 is told.
+  // Ends the stream, and returns the message that rank 0 gets.
   std::string WhyTheLinkEnded() {
     link_->OnEnd(absl::OkStatus());
     const auto ends = other_->Of<SessionEndMessage>();

@@ -106,7 +106,7 @@ class ForwardingJobTest : public testing::Test {
     launch.set_count(count);
     return launch;
   }
-  // The coordinator refuses a layout for this reason. Returns what the session is told.
+  // The coordinator refuses a layout for this reason. Returns the error that the session gets.
   absl::Status FailLayout(const google::rpc::Status& why) {
     LayoutRequest request;
     request.request_id = 1;
@@ -362,7 +362,7 @@ TEST_F(ForwardingJobTest, MemoryIsKeptUntilTheCoordinatorEndsTheRank) {
   EXPECT_TRUE(Take(ending));
   executor_.RunAll();
   EXPECT_FALSE(memory_.Shared());
-  // What comes late is freed at once.
+  // Memory that comes late is freed at once.
   const auto late = std::make_shared<int>(1);
   job_->KeepMemory(job_->session(), 1, late);
   executor_.RunAll();
@@ -436,7 +436,7 @@ TEST_F(ForwardingJobTest, ACoordinatorsErrorsAreClipped) {
   EXPECT_EQ(ends[0].status.message().size(), 4096u);
 }
 
-// Of 1,000 small parts, each takes two bytes on the wire.
+// Each of 1,000 small parts takes two bytes on the wire.
 TEST_F(ForwardingJobTest, AForwardedMessageCountsForItsMemory) {
   v1::SessionResponse done;
   for (int i = 0; i < 1000; ++i) done.mutable_step_done()->add_buckets();

@@ -177,7 +177,8 @@ class AgentTurnsTest : public testing::Test {
   std::atomic<std::size_t> unread_{0};  // bytes in the agent's socket
 };
 
-// Also if it says nothing. What it makes the daemon allocate goes back to the system.
+// Also a silent caller uses the daemon. Memory that it makes the daemon allocate goes back to the
+// system.
 TEST_F(AgentTurnsTest, WhoIsConnectedUsesTheDaemon) {
   EXPECT_TRUE(Soon([this] { return used_.load(); }));
 }
@@ -300,7 +301,7 @@ TEST_F(AgentTurnsTest, ADaemonThatStopsDropsTheMessagesThatWait) {
   EXPECT_TRUE(node_.jobs.Jobs().empty());
 }
 
-// Whoever makes such a message has it parsed in a turn, too.
+// Such a message, too, is parsed in a turn of its user.
 TEST_F(AgentTurnsTest, LongBytesThatAreNoMessageEndTheStreamInTheirTurn) {
   Attach();
   WriteNoMessage(20'000);

@@ -20,7 +20,7 @@ class CallLimitTest : public testing::Test {
     ToEnd(0, {});
   }
 
-  // Of `started_` calls.
+  // The counts when `open` of `started_` calls are open.
   CallCounts Open(std::uint64_t open) const { return {started_, started_ - open}; }
   bool NeedsConnections(std::uint64_t counted) { return limit_.NeedsConnections(Open(counted)); }
   // The places of the connections to end.

@@ -187,7 +187,7 @@ TEST(ChargedPartsTest, ManyPartsAreChargedForTheirItemsOnce) {
   parts.AddLayoutPart(buckets, {}, /*forward=*/false);
   EXPECT_EQ(quota.bytes_of(Tenant(7)),
             BytesOf(parameters) + 3 * sizeof(LayoutItems().buckets.front()));
-  // A wrong part drops them. What comes after the layout is counted from 0.
+  // A wrong part drops them. After the layout, parts are counted from 0.
   parts.AddLayoutPart(Part({""}), {}, /*forward=*/false);
   EXPECT_EQ(quota.bytes_of(Tenant(7)), 0u);
   EXPECT_FALSE(parts.TakeLayout(Last({"c"}), {}, /*forward=*/false, kNowNs).ok());

@@ -45,7 +45,7 @@ constexpr std::size_t kWarnings = kLongAnswer / (sizeof(std::string) + sizeof(vo
 constexpr std::uint64_t kControlQuota = kLongAnswer * 5 / 2;
 constexpr char kOption[] = "quota_control_bytes_per_user";
 
-// Whoever asks for the time waits until the gate opens.
+// A caller that asks for the time waits until the gate opens.
 class GatedClock final : public Clock {
  public:
   // Both outlive it.

@@ -1,4 +1,4 @@
-"""Deaths count with what really happened; whatever a training should not do is said."""
+"""Deaths count with what really happened; the outcome names each fault of a training."""
 
 import itertools
 

@@ -182,15 +182,15 @@ def test_a_survivor_that_learns_late_or_names_another_rank_is_a_fault(tmp_path):
     late = TOLD.replace("end_ns=0", f"end_ns={2**63}")
     job = mortal_job(tmp_path, [late, "", TOLD.replace("rank=1", "rank=0")])
     too_late, another = job.lose(1)
-    assert too_late.startswith("rank 0 of job mortal was told after")
-    assert another == "rank 2 of job mortal was not told that rank 1 was lost: ABORTED RANK_LOST"
+    assert too_late.startswith("rank 0 of job mortal heard after")
+    assert another == "rank 2 of job mortal did not hear that rank 1 was lost: ABORTED RANK_LOST"
     job.kill()
 
 
 def test_a_wrong_sum_of_any_rank_is_a_fault(tmp_path):
     job = mortal_job(tmp_path, [WRONG, WRONG, TOLD])
     assert job.lose(1) == [
-        "rank 0 of job mortal was not told that rank 1 was lost: "
+        "rank 0 of job mortal did not hear that rank 1 was lost: "
         "WRONG step 7, bucket 1, element 2: 3 instead of 4",
         "rank 1 of job mortal: WRONG step 7, bucket 1, element 2: 3 instead of 4, "
         "before it was killed",

@@ -36,7 +36,8 @@ class Engines {
   void Work(std::size_t engine) { engines_[engine]->Work(); }
   void End(std::size_t engine) { engines_[engine] = nullptr; }
   void Advance(std::uint64_t ns) { clock_.Advance(ns); }
-  // Of each engine in the order of their starts; of one that has ended, its last.
+  // The nice values of all engines, in the order of their starts; an engine that has ended keeps
+  // its last one.
   const std::vector<int>& nice() const { return nice_; }
 
  private:

@@ -553,8 +553,8 @@ ISOLATED_TEST(NcclLaunch, FullGpuWithoutTheLayoutFailsTheLaunch, MachineWithGpus
     EXPECT_THAT(why.message(), HasSubstr("summing the largest bucket needs "));
     EXPECT_THAT(why.message(), HasSubstr("which has 4194304 free of 1073741824"));
   }
-  // What remains belongs to this process: its context, the memory that fills the GPU, and the
-  // trainer's arena.
+  // The rest belongs to this process: its context, the memory that fills the GPU, and the trainer's
+  // arena.
   EXPECT_EQ(job.worker(1).machine().DeviceBytes(1),
             MachineDescription().context_bytes + rest + 2 * kMebibyte);
 }

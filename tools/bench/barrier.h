@@ -9,8 +9,8 @@
 
 namespace gradsync::bench {
 
-// Lives in zeroed memory; any thread of any process that maps it may use it. What a party wrote
-// before Wait() is visible to the others after it.
+// Lives in zeroed memory; any thread of any process that maps it may use it. After Wait() a party
+// sees what the others wrote before it.
 class Barrier {
  public:
   // Returns once `parties` have called it. The last one to arrive goes on without sleeping.

@@ -7,8 +7,8 @@
 // the contestant, and then with commands: {"call": NAME, ...}, where NAME is one of
 //
 //   set_up     makes a buffer of `nbytes`
-//   turns      `count` times: rewrites it, reduces it and checks it. What it holds depends on the
-//              iteration, from `begin` on. Answers with the times and wrong elements of each.
+//   turns      `count` times: rewrites it, reduces it and checks it. Its contents depend on
+//              the iteration, from `begin` on. Answers with the times and wrong elements of each.
 //   tear_down  frees it
 //
 // The rank answers each with {"answer": ...} or {"error": TEXT}. It ends when the bench closes the

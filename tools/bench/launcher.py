@@ -278,7 +278,7 @@ class Launcher:
         for file in wake_on:
             self._selector.register(file, selectors.EVENT_READ, None)
         try:
-            # What a process has said before it failed tells more than its end: done() comes first.
+            # A process's last words tell more than its end: done() comes first.
             while not done():
                 if any(child.failed for child in self._children):
                     self._explain()

@@ -29,7 +29,7 @@ IMPLEMENTATIONS = ("roofline", "kernels", *HOST[1:], "nccl", *PYTHON)
 # Over a network; the others are of one node.
 SPAN_NODES = ("gradsync", "gloo", "faulty", *PYTHON)
 
-# What DeepSpeed calls a port is a part of the name of its shared memory, and nothing else here.
+# DeepSpeed's port is a part of the name of its shared memory, and nothing else here.
 _ADDRESS, _PORT = "127.0.0.1", str(os.getpid())
 
 

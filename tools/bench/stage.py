@@ -15,7 +15,7 @@ from machine import children_of, process_cpu_seconds
 from rank_team import RankTeam
 from source_tree import find_program
 
-# What a daemon says of a rank's error comes within milliseconds.
+# A daemon's words about a rank's error come within milliseconds.
 _LAST_WORDS_S = 0.2
 _STATUS_LIMIT_S = 30.0
 

@@ -1,11 +1,11 @@
 """Runs fuzz targets with libFuzzer and prints a table: fuzz.py [options] TARGET...
 
-Each begins with its corpus in tests/fuzz/corpus. What it finds on the way is thrown away; with
---keep, what covers more code is added to the corpus. An input that ends a target in an error is
-kept in --findings.
+Each begins with its corpus in tests/fuzz/corpus. It throws away the inputs that it finds on the
+way; with --keep, those that cover more code are added to the corpus. An input that ends a target in
+an error is kept in --findings.
 
-With --until, a target runs until it has been executed that often at this commit. What earlier runs
-have done counts: --findings keeps a file with the numbers, and what the targets have found on the
+With --until, a target runs until it has been executed that often at this commit. Earlier runs
+count: --findings keeps a file with the numbers, and the inputs that the targets have found on the
 way. So runs can be interrupted and add up:
 
   fuzz.py --until 10000000 --jobs 2 --seconds 3600 TARGET...    # an hour of each, or less

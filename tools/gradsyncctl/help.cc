@@ -93,9 +93,9 @@ Layouts of jobs that have not ended (a layout is the buckets of one wrapped modu
 Nodes of the jobs that span nodes and that this daemon coordinates:
   ADDRESS      of the node's daemon, as it connected
   RANKS        that have joined on the node
-  HEARD        when its daemon last answered; this daemon asks every second. GONE: it has left, or
-               was lost. Nodes that are GONE are shown for the lowest 1,024 ranks without a session;
-               a line says how many more such ranks there are
+  HEARD        when its daemon last answered; this daemon asks every second. ENDED: it has left,
+               or was lost. Such nodes are shown for the lowest 1,024 ranks without a session; a
+               line says how many more such ranks there are
   WAITING FOR  the ranks there that the step or operation in progress waits for
 
 Jobs elsewhere have ranks here, but another node's daemon coordinates them; ask that daemon for

@@ -30,7 +30,7 @@ TextTable Nodes(const v1::GetStatusResponse& status) {
       table.AddRow(
           {node.name(), job.job_id(), here ? "here" : (node.connected() ? node.address() : "-"),
            FormatRanks({node.ranks().begin(), node.ranks().end()}),
-           here ? "-" : (node.connected() ? Heard(node.heard_s()) : "GONE"),
+           here ? "-" : (node.connected() ? Heard(node.heard_s()) : "ENDED"),
            waiting.empty()
                ? "-"
                : absl::StrCat(waiting.size() == 1 ? "rank " : "ranks ", FormatRanks(waiting))},
@@ -38,7 +38,7 @@ TextTable Nodes(const v1::GetStatusResponse& status) {
     }
     if (job.former_ranks_unlisted() == 0) continue;
     table.AddNote(absl::StrCat("  ", job.job_id(), ": ", job.former_ranks_unlisted(),
-                               " more ranks have no session now. If their nodes are GONE, this "
+                               " more ranks have no session now. If their nodes have ENDED, this "
                                "table may lack those nodes"));
   }
   return table;

@@ -89,7 +89,7 @@ def overlap(step: dict[str, Any]) -> float:
     Args:
       step: of `gradsyncctl timeline --json`.
 
-    The synchronization of a bucket is the time from its last rank's ready to its end. What is left
+    The synchronization of a bucket is the time from its last rank's ready to its end. The part
     between the last ready of all and the commit is not hidden.
     """
     buckets = [

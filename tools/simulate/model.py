@@ -41,11 +41,11 @@ class Model:
 
     @property
     def elements(self) -> int:
-        """Of all tensors."""
+        """The number of elements of all tensors."""
         return sum(tensor.elements for tensor in self.tensors)
 
     def backward_shares(self) -> list[float]:
-        """Of backward's time, in the tensors' order; they add up to 1.
+        """The shares of backward's time, in the tensors' order; they add up to 1.
 
         A tensor without operations (an embedding's rows are looked up, not multiplied) costs no
         time of its own. A model without any spreads its time by elements.

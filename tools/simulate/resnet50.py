@@ -15,7 +15,7 @@ _EXPANSION = 4
 
 
 def resnet50() -> Model:
-    """Of He et al. 2015, the variant with the stride in a block's 3 x 3 convolution."""
+    """He et al. 2015, the variant with the stride in a block's 3 x 3 convolution."""
     tensors: list[Tensor] = []
     side = _IMAGE // 2
     _convolution(tensors, "conv1", "bn1", 3, 64, 7, side)

@@ -1,7 +1,7 @@
 """Some training steps of a whole job, event by event.
 
 Each rank computes forward, then backward bucket by bucket, and hands a bucket over when its last
-gradient is there. What happens to it then depends on the backend:
+gradient is there. Then the backend decides:
 
   nccl, gloo   when every rank has handed bucket b over, and b-1 has been issued, an all-reduce over
                a ring of all ranks

@@ -135,8 +135,8 @@ def plan(
       seed: of every choice.
       faults: how many in all, at least 1.
       ranks: at least 3: two die at once, and one has the state.
-      phases: that may happen. What leads to one of them happens too: a rank is lost before its
-        replacement dies.
+      phases: that may happen. Faults that lead to one of them happen, too: a rank is lost before
+        its replacement dies.
       stops: whether some trainers are stopped instead of killed.
       exceptions: whether some trainers raise an exception instead.
     """

@@ -79,12 +79,12 @@ class MortalJob:
                 continue
             if (answer.get("reason"), answer.get("rank")) != ("RANK_LOST", str(lost)):
                 why = _text(answer) if said else "it has ended"
-                faults.append(f"{process.name} was not told that rank {lost} was lost: {why}")
+                faults.append(f"{process.name} did not hear that rank {lost} was lost: {why}")
                 continue
             late_s = (int(answer["end_ns"]) - killed_ns) / 1e9
             if late_s > _TOLD_S:
                 faults.append(
-                    f"{process.name} was told after {late_s:.2f} s that rank {lost} was lost; at "
+                    f"{process.name} heard after {late_s:.2f} s that rank {lost} was lost; at "
                     f"most {_TOLD_S:g} s"
                 )
         self._ranks[lost] = self._start(lost)

@@ -60,7 +60,7 @@ class Return:
 
 @dataclasses.dataclass
 class Outcome:
-    """Of one training with faults.
+    """What happened in one training with faults.
 
     Attributes:
       deaths: in order.

@@ -332,8 +332,8 @@ def run(options: argparse.Namespace) -> int:
 def growth_of(rounds: Sequence[Round], attacks: int) -> Optional[list[str]]:
     """What has grown from the second and third time of all attacks to the last, as sentences.
 
-    Before, pools fill up. Of the two the less counts: else a peak in one would hide a leak. Single
-    rounds differ: engines of jobs that have ended stay for up to ten minutes.
+    Before, pools fill up. The smaller of the two counts: otherwise a peak in one would hide a leak.
+    Single rounds differ: engines of jobs that have ended stay for up to ten minutes.
 
     Returns:
       None if there are too few rounds to know.

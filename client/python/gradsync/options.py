@@ -100,7 +100,7 @@ class SessionOptions:
             option. Or a given option is malformed.
         """
         struct = cls(**options)._struct()
-        # What is not given is unset, so that the library reads its variable.
+        # An option that is not given is unset, so that the library reads its variable.
         for name in ("socket", "job_id", "token", "coordinator"):
             if name not in options:
                 setattr(struct, name, None)

@@ -32,7 +32,7 @@ void PrintStack(int signal) {
   Write("' crashes:\n");
   void* frames[kFrames];
   backtrace_symbols_fd(frames, backtrace(frames, kFrames), output);
-  // What was to happen before happens when this returns.
+  // The signal's former action follows when this returns.
   sigaction(signal, &before[signal], nullptr);
   raise(signal);
 }

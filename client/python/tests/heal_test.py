@@ -189,7 +189,7 @@ def run(folder, victim=None, deaths=()):
 
 @pytest.fixture(scope="module")
 def chain(small_daemon, tmp_path_factory):
-    """Of a run without a loss."""
+    """The chain of a run without a loss."""
     first, *others = run(tmp_path_factory.mktemp("no-loss"))
     assert sorted(first) == list(range(1, STEPS + 1))
     assert others == [first] * (RANKS - 1)

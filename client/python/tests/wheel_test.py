@@ -147,7 +147,7 @@ def test_its_licences_are_whole_and_listed(environment):
     for path in texts:
         text = path.read_text()
         assert len(text) > 500, path
-        # What Debian's texts refer to is there.
+        # Debian's texts refer to other files, which are there too.
         for name in re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", text):
             assert f"bundled/common-licenses/{name}" in names, path
 

@@ -67,7 +67,7 @@ class LoaderPasses:
         _seeds.seed_generators(self._seed, self._rank, epoch, "order")
         batches = iter(loader)
         for index in itertools.count(first):
-            # What the loader reads in this process must not depend on what was computed before.
+            # The loader's samples in this process must not depend on earlier computation.
             _seeds.seed_generators(self._seed, self._rank, epoch, "batch", index)
             try:
                 batch = next(batches)

@@ -94,7 +94,7 @@ def buffers_on_a_gpu_cross_once_each_way(t):
                 getattr(module, f"count_{i}").add_(1 + t.rank)
         with GpuMemory(*module.buffers()) as gpu:
             model(t.randn(4, 6, seed=step)).sum().backward()
-        # What rank 0 gets back is what it has.
+        # Rank 0 gets back the values that it has.
         assert len(gpu.crossings) == 1 + t.rank, gpu.crossings
         same(t, module)
         assert module.count_3.item() == 3 + step + 1

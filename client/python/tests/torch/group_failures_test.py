@@ -56,7 +56,7 @@ def reduce_scatter(count, op=dist.ReduceOp.SUM):
 
 
 def all_gather(count):
-    """Of so many elements in all; the daemon gathers 8 MiB and more."""
+    """Gathers so many elements in all; the daemon gathers 8 MiB and more."""
     size = dist.get_world_size()
     part = torch.ones(count // size)
     dist.all_gather_into_tensor(torch.empty(count // size * size), part)
@@ -188,7 +188,7 @@ def _lose_rank_1(name):
     if rank == 1:
         calls(3)
         os.kill(os.getpid(), signal.SIGKILL)
-    # Of a collective that goes through Gloo, a rank may learn late that it was complete.
+    # If a collective goes through Gloo, a rank may learn late that it was complete.
     return failure_of(lambda: calls(4))
 
 

@@ -171,7 +171,7 @@ def int16_which_gloo_refuses(t):
 
 @trial(GROUP, world_size=3)
 def gathered_and_scattered_as_with_gloo(t):
-    """Of every type, also of those that the daemon does not reduce, and in sub-groups."""
+    """Tensors of every type, also those that the daemon does not reduce, and in sub-groups."""
     t.process_group()
     for ranks in ([0, 1, 2], [0, 2]):
         ours, gloo = dist.new_group(ranks), dist.new_group(ranks, backend="gloo")

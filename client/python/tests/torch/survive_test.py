@@ -660,7 +660,7 @@ def test_a_replacement_with_another_model_is_refused(daemon, tmp_path):
 
 
 def leaves_early():
-    """Rank 1 leaves after three steps. Returns what each rank is told."""
+    """Rank 1 leaves after three steps. Returns each rank's error."""
     import gradsync.torch
 
     torch.set_num_threads(1)
@@ -679,12 +679,12 @@ def leaves_early():
 
 
 def test_an_error_names_the_rank_that_leaves_early(daemon):
-    for told in run_ranks(leaves_early, 2):
+    for error in run_ranks(leaves_early, 2):
         assert re.match(
             "RANK_FINISHED: .*rank 1 of job '.*' left .* ago, and rank 0 has begun step 4 of "
             "layout 'ddp0'",
-            told,
-        ), told
+            error,
+        ), error
 
 
 def leaves_on_the_way_of_an_exception(policy):

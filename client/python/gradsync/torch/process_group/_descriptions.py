@@ -68,7 +68,7 @@ def sizes(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def op_name(op: object) -> str:
-    """Of a ReduceOp: "sum"."""
+    """The name of a ReduceOp, such as "sum"."""
     return str(getattr(op, "op", op)).rpartition(".")[2].lower()
 
 

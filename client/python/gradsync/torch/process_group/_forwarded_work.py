@@ -147,7 +147,7 @@ class ForwardedWork(KeptWork):
         return self._arguments.restore(self._work.result())
 
     def source_rank(self) -> int:
-        """Of a message from any rank: which sent it."""
+        """The rank that sent the message, if it may come from any rank."""
         return int(self._work._source_rank())
 
     _source_rank = source_rank  # torch.distributed.recv calls it so

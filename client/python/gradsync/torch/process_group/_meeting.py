@@ -88,6 +88,6 @@ def _key(rank: int) -> str:
 
 
 def _name(options: Any, rank: int) -> int:
-    """Of a rank of the group: its rank among all."""
+    """The number that a rank of the group has among all ranks."""
     ranks = options.global_ranks_in_group
     return int(ranks[rank]) if ranks else rank
