@@ -1,14 +1,19 @@
 """Undoes one line of policy `hold` after the other, and checks that a test fails each time.
 
     .venv/bin/python tools/checks/hold_mutations.py [WORD...]
+    .venv/bin/python tools/checks/hold_mutations.py --check [WORD...]
 
 Runs in copies of the committed tree, one per core, and takes 30 minutes on two cores. First runs
 the tests on the tree as it is: they must pass. With words, only the mutations whose names or files
 contain one of them. Prints a table: each mutation, and the first test that failed. Exit status: 0
 every mutation made a test fail, 1 some mutation did not, or its line is not in the tree, or there
-more than once.
+more than once, 2 wrong usage.
+
+--check only looks for each mutation's line in the working tree, without a build. It prints the
+mutations that would not run.
 """
 
+import argparse
 import os
 import queue
 import re
@@ -33,6 +38,7 @@ FLAGS = (
 )
 # Only what the tree as it is needs comes from the disk cache and goes into it.
 NO_CACHE = "--disk_cache="
+NOT_ONCE = "NOT IN THE TREE, OR NOT ONCE"
 
 
 class Mutation(NamedTuple):
@@ -216,8 +222,8 @@ MUTATIONS = (
     Mutation(
         "the lost session's step heals the next one",
         "daemon/job/layout_channel.cc",
-        "if (complete && step_.Ended(rank) && !began_later) members_->Stepped",
-        "if (complete && step_.Ended(rank)) members_->Stepped",
+        "if (complete && step_.Ended(rank) && !began_later) {",
+        "if (complete && step_.Ended(rank)) {",
     ),
     Mutation(
         "a rank never heals",
@@ -1391,7 +1397,7 @@ class Copy:
         file = self._tree / mutation.file
         text = file.read_text()
         if text.count(mutation.line) != 1:
-            return "NOT IN THE TREE, OR NOT ONCE"
+            return NOT_ONCE
         file.write_text(text.replace(mutation.line, mutation.instead, 1))
         target = next(TESTS[room] for room in TESTS if mutation.file.startswith(room))
         result = self.test(target, NO_CACHE)
@@ -1413,12 +1419,15 @@ class Copy:
         )
 
 
-def main(words: list[str]) -> int:
-    chosen = [
-        m for m in MUTATIONS if not words or any(word in m.name or word in m.file for word in words)
-    ]
+def check(tree: Path, chosen: list[Mutation]) -> int:
+    bad = [m for m in chosen if (tree / m.file).read_text().count(m.line) != 1]
+    for mutation in bad:
+        print(f"{mutation.file}: {mutation.name:50}  {NOT_ONCE}")
+    return 1 if bad else 0
+
+
+def run(tree: Path, chosen: list[Mutation]) -> int:
     targets = [TESTS[room] for room in TESTS if any(m.file.startswith(room) for m in chosen)]
-    tree = Path(__file__).resolve().parents[2]
     bad = 0
     with tempfile.TemporaryDirectory(prefix="gradsync-mutations-") as folder:
         copies = [Copy(tree, Path(folder) / str(i)) for i in range(os.cpu_count() or 1)]
@@ -1447,6 +1456,21 @@ def main(words: list[str]) -> int:
             for copy in copies:
                 copy.remove()
     return 1 if bad else 0
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    options = parser.parse_args(arguments)
+    words = options.words
+    chosen = [
+        m for m in MUTATIONS if not words or any(word in m.name or word in m.file for word in words)
+    ]
+    tree = Path(__file__).resolve().parents[2]
+    return (check if options.check else run)(tree, chosen)
 
 
 if __name__ == "__main__":
