@@ -1,47 +1,16 @@
-/* Two trainers in C, and a daemon. The program starts the daemon and itself once per rank:
- *
- *   c_end_to_end_test GRADSYNCD
- *   c_end_to_end_test --rank RANK SOCKET
- */
+/* Two trainers in C. */
 
-#define _XOPEN_SOURCE 700
-
-#include <errno.h>
 #include <gradsync/gradsync.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/types.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-extern char** environ;
+#include "tests/client/c_processes.h"
 
 #define WORLD_SIZE 2
 #define BUCKETS 4
 #define ELEMENTS 1000
 #define STEPS 3
-
-static int rank = -1;
-
-static void Fail(int line, const char* what) {
-  fprintf(stderr, "rank %d, line %d: %s\n", rank, line, what);
-  exit(1);
-}
-
-#define CHECK(condition)                          \
-  do {                                            \
-    if (!(condition)) Fail(__LINE__, #condition); \
-  } while (0)
-
-#define CHECK_OK(call)                                                  \
-  do {                                                                  \
-    gradsync_error_t* error_ = (call);                                  \
-    if (error_ != NULL) Fail(__LINE__, gradsync_error_message(error_)); \
-  } while (0)
 
 static void CheckError(int line, gradsync_error_t* error, gradsync_code_t code, const char* reason,
                        const char* error_rank, const char* step, const char* bucket) {
@@ -354,71 +323,10 @@ static int RunRank(const char* socket) {
   return 0;
 }
 
-static pid_t Spawn(char* const argv[]) {
-  pid_t pid = -1;
-  const int error = posix_spawn(&pid, argv[0], NULL, NULL, argv, environ);
-  if (error != 0) Fail(__LINE__, strerror(error));
-  return pid;
-}
-
-static int RunAll(char* self, char* gradsyncd) {
-  char directory[] = "/tmp/gradsync_test.XXXXXX";
-  char socket[64];
-  char flag[80];
-  char* daemon_argv[3];
-  pid_t daemon_pid;
-  pid_t trainers[WORLD_SIZE];
-  int running = WORLD_SIZE;
-  int failed = 0;
+static void RunAll(void) {
   int i;
-  CHECK(mkdtemp(directory) != NULL);
-  snprintf(socket, sizeof(socket), "%s/gradsyncd.sock", directory);
-  snprintf(flag, sizeof(flag), "--socket=%s", socket);
-  daemon_argv[0] = gradsyncd;
-  daemon_argv[1] = flag;
-  daemon_argv[2] = NULL;
-  daemon_pid = Spawn(daemon_argv);
-  for (i = 0; i < WORLD_SIZE; ++i) {
-    char number[16];
-    char* argv[5];
-    snprintf(number, sizeof(number), "%d", i);
-    argv[0] = self;
-    argv[1] = "--rank";
-    argv[2] = number;
-    argv[3] = socket;
-    argv[4] = NULL;
-    trainers[i] = Spawn(argv);
-  }
-  while (running > 0) {
-    int status = -1;
-    const pid_t ended = wait(&status);
-    if (ended < 0 && errno == EINTR) continue;
-    CHECK(ended > 0);
-    if (ended == daemon_pid) {
-      /* Otherwise each trainer would wait for it. */
-      for (i = 0; i < WORLD_SIZE; ++i) kill(trainers[i], SIGKILL);
-      Fail(__LINE__, "the daemon ended before its trainers");
-    }
-    --running;
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) failed = 1;
-  }
-  kill(daemon_pid, SIGTERM);
-  waitpid(daemon_pid, NULL, 0);
-  if (rmdir(directory) != 0) {
-    fprintf(stderr, "the daemon left something in %s\n", directory);
-    failed = 1;
-  }
-  return failed;
+  for (i = 0; i < WORLD_SIZE; ++i) StartRank(i);
+  for (i = 0; i < WORLD_SIZE; ++i) AwaitSuccess();
 }
 
-int main(int argc, char** argv) {
-  if (argc == 4 && strcmp(argv[1], "--rank") == 0) {
-    rank = atoi(argv[2]);
-    return RunRank(argv[3]);
-  }
-  if (argc != 2) {
-    fprintf(stderr, "usage: %s GRADSYNCD\n", argv[0]);
-    return 2;
-  }
-  return RunAll(argv[0], argv[1]);
-}
+int main(int argc, char** argv) { return RunProcesses(argc, argv, RunRank, RunAll); }

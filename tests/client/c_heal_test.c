@@ -1,47 +1,21 @@
-/* Two trainers in C. One is killed, and a survivor gives its replacement the state. The program
- * starts the daemon and itself once per process:
- *
- *   c_heal_test GRADSYNCD
- *   c_heal_test --rank RANK SOCKET
- */
+/* Two trainers in C. One is killed, and a survivor gives its replacement the state. */
 
 #define _XOPEN_SOURCE 700
 
 #include <gradsync/gradsync.h>
 #include <signal.h>
-#include <spawn.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-extern char** environ;
+#include "tests/client/c_processes.h"
 
 #define WORLD_SIZE 2
 #define ELEMENTS 1000
 #define STEPS 5
 #define DEATH 3 /* rank 1 is killed in this step */
 #define BUFFER_BYTES 24
-
-static int rank = -1;
-
-static void Fail(int line, const char* what) {
-  fprintf(stderr, "rank %d, line %d: %s\n", rank, line, what);
-  exit(1);
-}
-
-#define CHECK(condition)                          \
-  do {                                            \
-    if (!(condition)) Fail(__LINE__, #condition); \
-  } while (0)
-
-#define CHECK_OK(call)                                                  \
-  do {                                                                  \
-    gradsync_error_t* error_ = (call);                                  \
-    if (error_ != NULL) Fail(__LINE__, gradsync_error_message(error_)); \
-  } while (0)
 
 static void CheckReason(int line, gradsync_error_t* error, const char* reason) {
   if (strcmp(gradsync_error_reason(error), reason) != 0) {
@@ -210,65 +184,16 @@ static int RunRank(const char* socket) {
 
 /* ---- The processes --------------------------------------------------------------------------- */
 
-static pid_t Spawn(char* const argv[]) {
-  pid_t pid = -1;
-  const int error = posix_spawn(&pid, argv[0], NULL, NULL, argv, environ);
-  if (error != 0) Fail(__LINE__, strerror(error));
-  return pid;
-}
-
-static pid_t SpawnRank(char* self, char* number, char* socket) {
-  char option[] = "--rank";
-  char* argv[5];
-  argv[0] = self;
-  argv[1] = option;
-  argv[2] = number;
-  argv[3] = socket;
-  argv[4] = NULL;
-  return Spawn(argv);
-}
-
-static int RunAll(char* self, char* gradsyncd) {
-  char directory[] = "/tmp/gradsync_test.XXXXXX";
-  char socket[64], flag[80];
-  char zero[] = "0", one[] = "1";
-  char* daemon_argv[3];
-  pid_t daemon_pid, survivor, victim;
-  int status = -1, failed = 0;
-  CHECK(mkdtemp(directory) != NULL);
-  snprintf(socket, sizeof(socket), "%s/gradsyncd.sock", directory);
-  snprintf(flag, sizeof(flag), "--socket=%s", socket);
-  daemon_argv[0] = gradsyncd;
-  daemon_argv[1] = flag;
-  daemon_argv[2] = NULL;
-  daemon_pid = Spawn(daemon_argv);
-  survivor = SpawnRank(self, zero, socket);
-  victim = SpawnRank(self, one, socket);
-  CHECK(waitpid(victim, &status, 0) == victim);
+static void RunAll(void) {
+  int status = -1;
+  pid_t victim;
+  StartRank(0);
+  victim = StartRank(1);
+  CHECK(AwaitRank(&status) == victim);
   CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
-  victim = SpawnRank(self, one, socket);
-  CHECK(waitpid(victim, &status, 0) == victim);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    /* The survivor would wait for another one. */
-    kill(survivor, SIGKILL);
-    failed = 1;
-  }
-  CHECK(waitpid(survivor, &status, 0) == survivor);
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) failed = 1;
-  kill(daemon_pid, SIGTERM);
-  waitpid(daemon_pid, NULL, 0);
-  rmdir(directory);
-  return failed;
+  StartRank(1);
+  AwaitSuccess();
+  AwaitSuccess();
 }
 
-int main(int argc, char** argv) {
-  if (argc == 4 && strcmp(argv[1], "--rank") == 0) {
-    rank = atoi(argv[2]);
-    return RunRank(argv[3]);
-  }
-  if (argc != 2) {
-    fprintf(stderr, "usage: %s GRADSYNCD\n", argv[0]);
-    return 2;
-  }
-  return RunAll(argv[0], argv[1]);
-}
+int main(int argc, char** argv) { return RunProcesses(argc, argv, RunRank, RunAll); }

@@ -115,6 +115,10 @@ class Rank:
         self.process.wait()
 
 
+class DaemonFailed(Exception):
+    """The daemon does not start, or has ended by itself."""
+
+
 class Daemon:
     def __init__(self, bundle, socket):
         self.bundle, self.socket = bundle, socket
@@ -122,10 +126,16 @@ class Daemon:
 
     def start(self):
         self.process = subprocess.Popen([self.bundle / "bin/gradsyncd", f"--socket={self.socket}"])
-        self.await_status(lambda status: True)
+        if self.await_status(lambda status: True) is None:
+            self.kill()
+            raise DaemonFailed(f"gradsyncd does not answer in {PATIENCE_S} s; its log is on stderr")
 
     def await_status(self, condition):
-        """Polls until the condition holds. Returns the seconds, or None if it takes too long."""
+        """Polls until the condition holds. Returns the seconds, or None if it takes too long.
+
+        Raises:
+          DaemonFailed: the daemon has ended.
+        """
         begin = time.monotonic()
         while time.monotonic() - begin < PATIENCE_S:
             asked = subprocess.run(
@@ -136,6 +146,9 @@ class Daemon:
             )
             if asked.stdout.startswith("{") and condition(json.loads(asked.stdout)):
                 return time.monotonic() - begin
+            if self.process.poll() is not None:
+                code = self.process.returncode
+                raise DaemonFailed(f"gradsyncd has ended with {code}; its log is on stderr")
             time.sleep(0.02)  # gradsyncctl answers once: it cannot wait for a change
         return None
 
@@ -240,6 +253,8 @@ def ask(bundle, device):
                 why = lose(victim, daemon, ranks[victim, True], ranks[victim, False], facts)
                 wrong += [why] if why else []
             return (1 if wrong else 0), "; ".join(wrong), facts
+        except DaemonFailed as error:
+            return 1, str(error), facts
         finally:
             for rank in everyone:
                 rank.end()
