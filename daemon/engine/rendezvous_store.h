@@ -4,11 +4,13 @@
 #ifndef DAEMON_ENGINE_RENDEZVOUS_STORE_H_
 #define DAEMON_ENGINE_RENDEZVOUS_STORE_H_
 
+#include <cstddef>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/engine/engine_settings.h"
 
 namespace gradsync::daemon {
 
@@ -18,6 +20,10 @@ namespace gradsync::daemon {
 // by any.
 class RendezvousStore {
  public:
+  // The most keys: one of each node.
+  static constexpr std::size_t kMaxKeys = kMaxEngineNodes;
+  static constexpr std::size_t kMaxKeyBytes = 128;
+
   virtual ~RendezvousStore() = default;
   // Makes the value visible to every node. A key is set once.
   virtual absl::Status Set(const std::string& key, const std::string& value) = 0;

@@ -33,12 +33,9 @@ constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
 constexpr std::uint64_t kSilenceNs = kPeerSilenceNs + kPingPeriodNs;
 constexpr std::uint64_t kUnreadNs = kUnreadSilenceNs + kPingPeriodNs;
 
-// More than these was read in vain of no honest coordinator. Until the Welcome it sends a few
-// frames; afterwards see kMostVain in peer_server.cc.
-constexpr std::uint64_t kMostVain = 32 << 20;
+// Until the Welcome an honest coordinator sends a few frames, and less than this is read of it in
+// vain. Afterwards see kPeerVain.
 constexpr std::uint64_t kMostVainUnwelcomed = 1 << 20;
-// Above the user's limit, coordinators with at most so many stay.
-constexpr std::uint64_t kFewVain = 1 << 20;
 constexpr char kHarm[] =
     "it sends too many bytes that are no message, or too many or too long headers, or it resets "
     "too many calls";
@@ -307,8 +304,8 @@ absl::Status CoordinatorLink::Refused(const std::string& why) const {
 }
 
 bool CoordinatorLink::EndIfHarmful(std::uint64_t vain, std::uint64_t most) {
-  const std::uint64_t one = Welcomed() ? kMostVain : kMostVainUnwelcomed;
-  if (!context_.sockets->EndHarmful({one, most, kFewVain}, vain)) return false;
+  const std::uint64_t one = Welcomed() ? kPeerVain.one : kMostVainUnwelcomed;
+  if (!context_.sockets->EndHarmful({one, most, kPeerVain.some}, vain)) return false;
   const std::string why = WhyHarmful();
   Refuse(why);
   Break(why);

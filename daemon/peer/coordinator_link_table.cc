@@ -34,8 +34,6 @@ constexpr std::size_t kQuotaBytesPerLink = 128 << 10;
 // Long enough for TLS with a distant node, or with a busy one. Short enough for a node that comes
 // up meanwhile: the kernel repeats a lost handshake after longer and longer pauses.
 constexpr int kAttemptMs = 5000;
-// What may be read in vain of a user's coordinators together, at least.
-constexpr std::uint64_t kMostVain = 128 << 20;
 static_assert(kQuotaBytes >= 4 * std::size_t{kMaxCoordinatorMessageBytes});
 
 // Whether this is the host's own name. The resolver may map it to an address on which no daemon
@@ -212,7 +210,7 @@ bool CoordinatorLinkTable::DropEnded(Links* ended) {
 void CoordinatorLinkTable::Tick(std::uint64_t now_ns) {
   const Links links = All();
   // gRPC reads no more ahead from honest coordinators than the user's quota lets it hold.
-  const std::uint64_t most = std::max<std::uint64_t>(kMostVain, 2 * Quota());
+  const std::uint64_t most = std::max<std::uint64_t>(kPeerVain.all, 2 * Quota());
   std::map<Tenant, std::uint64_t> vain;
   for (const auto& link : links) vain[link->payer()] += link->LookAtConnection();
   for (const auto& link : links) {

@@ -13,7 +13,6 @@
 #include "daemon/engine/socket_owner.h"
 #include "daemon/peer/local_caller.h"
 #include "daemon/peer/peer_protocol.h"
-#include "daemon/rpc/vain_bytes.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -31,14 +30,9 @@ constexpr std::size_t kMaxUngreeted = 64;
 constexpr std::size_t kMaxGreeted = 256;
 // A connection without an HTTP/2 handshake is closed after this.
 constexpr int kHandshakeTimeoutMs = 10'000;
-// A connection without a stream is closed after this.
-constexpr int kIdleConnectionMs = 30'000;
 // A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
 // its length with a limit.
 constexpr ConnectionLimit::SilentBytes kMostSilentBytes = {128 << 10, 1 << 20};
-// From an honest daemon gRPC reads less in vain: at most 16 MiB, which it reads ahead while a
-// message waits for its turn. Mostly it is far less.
-constexpr VainBytes::Most kMostVain = {32 << 20, 128 << 20, 1 << 20};
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
 // gRPC reads a connection that it is given until there is nothing to read for a moment.
@@ -164,7 +158,7 @@ void PeerServer::EndSilentSenders() {
 }
 
 void PeerServer::EndVain() {
-  for (const TcpEnd& end : listener_->EndVain(kMostVain)) {
+  for (const TcpEnd& end : listener_->EndVain(kPeerVain)) {
     LogLimited(LogLevel::kWarning, "peer port: connection ended",
                {{"address", end.Text()},
                 {"why",

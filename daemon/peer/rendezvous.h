@@ -21,9 +21,6 @@ namespace gradsync::daemon {
 // for the answer.
 class Rendezvous final : public RendezvousStore {
  public:
-  // One key per node.
-  static constexpr std::size_t kMaxKeys = 256;
-  static constexpr std::size_t kMaxKeyBytes = 128;
   static constexpr std::size_t kMaxValueBytes = 4096;
 
   Rendezvous() = default;

@@ -13,6 +13,8 @@ namespace gradsync::daemon {
 
 // How long a service that ends waits for its streams.
 inline constexpr std::chrono::seconds kStopPatience(5);
+// A connection without a stream is closed after this.
+inline constexpr int kIdleConnectionMs = 30'000;
 
 // Thread-safe. The streams may outlive it. It alone notices when a thread of gRPC drops the last
 // reference to a stream.

@@ -27,7 +27,6 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr int kStreamsPerConnection = 32;
-constexpr int kIdleConnectionMs = 30'000;
 // What gRPC may hold for a user before it ends streams: for what has no session yet, and for each
 // session, whose connection has buffers of about 64 KiB.
 constexpr std::size_t kQuotaBytes = std::size_t{64} << 20;

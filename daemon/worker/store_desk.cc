@@ -9,7 +9,8 @@ namespace gradsync::daemon {
 absl::Status StoreDesk::Take(const worker::EngineEvent& event) {
   if (event.has_set()) return store_->Set(event.set().key(), event.set().value());
   const std::string& key = event.get();
-  if (key.size() > kMaxKeyBytes || asked_.size() >= kMaxKeys || !asked_.insert(key).second) {
+  if (key.size() > RendezvousStore::kMaxKeyBytes || asked_.size() >= RendezvousStore::kMaxKeys ||
+      !asked_.insert(key).second) {
     refused_ = true;
   } else {
     wanted_.push_back(key);

@@ -3,7 +3,6 @@
 #ifndef DAEMON_WORKER_STORE_DESK_H_
 #define DAEMON_WORKER_STORE_DESK_H_
 
-#include <cstddef>
 #include <deque>
 #include <set>
 #include <string>
@@ -11,7 +10,6 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "daemon/engine/engine_settings.h"
 #include "daemon/engine/rendezvous_store.h"
 #include "daemon/worker/worker.pb.h"
 
@@ -23,10 +21,6 @@ namespace gradsync::daemon {
 // Not thread-safe. `store` outlives it.
 class StoreDesk {
  public:
-  // The most keys that a process may ask for: one of each node.
-  static constexpr std::size_t kMaxKeys = kMaxEngineNodes;
-  static constexpr std::size_t kMaxKeyBytes = 128;  // a store refuses longer keys
-
   explicit StoreDesk(RendezvousStore* store) : store_(store) {}
 
   // Stores a value, or notes a key that the process wants. Drops a key for which it must not ask:

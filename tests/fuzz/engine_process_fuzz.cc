@@ -292,7 +292,7 @@ class Store {
 
   // The process has asked for a key. It may ask for each key once.
   void Ask(const std::string& key) {
-    const bool fits = key.size() <= StoreDesk::kMaxKeyBytes && gets_ < StoreDesk::kMaxKeys;
+    const bool fits = key.size() <= Rendezvous::kMaxKeyBytes && gets_ < Rendezvous::kMaxKeys;
     if (!fits || !asked_.insert(key).second) {
       refused_ = true;
       return;

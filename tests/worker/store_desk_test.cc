@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "daemon/engine/rendezvous_store.h"
 #include "daemon/worker/worker.pb.h"
 #include "tests/engine/memory_store.h"
 
@@ -45,15 +46,15 @@ TEST_F(StoreDeskTest, RefusesAKeyThatHasBeenAnswered) {
 }
 
 TEST_F(StoreDeskTest, RefusesMoreKeysThanAnEngineHasNodes) {
-  for (std::size_t i = 0; i < StoreDesk::kMaxKeys; ++i) {
+  for (std::size_t i = 0; i < RendezvousStore::kMaxKeys; ++i) {
     ASSERT_FALSE(RefusedAfter(std::to_string(i))) << i;
   }
   EXPECT_TRUE(RefusedAfter("one more"));
 }
 
 TEST_F(StoreDeskTest, RefusesALongKey) {
-  EXPECT_FALSE(RefusedAfter(std::string(StoreDesk::kMaxKeyBytes, 'k')));
-  EXPECT_TRUE(RefusedAfter(std::string(StoreDesk::kMaxKeyBytes + 1, 'k')));
+  EXPECT_FALSE(RefusedAfter(std::string(RendezvousStore::kMaxKeyBytes, 'k')));
+  EXPECT_TRUE(RefusedAfter(std::string(RendezvousStore::kMaxKeyBytes + 1, 'k')));
 }
 
 }  // namespace

@@ -25,7 +25,6 @@
 namespace gradsync::bench {
 namespace {
 
-constexpr std::uint32_t kMaxRanks = 8;
 constexpr int kUsage = 2;
 
 struct Bench {
