@@ -35,7 +35,6 @@ class Mlp {
   Mlp(const Mlp&) = delete;
   Mlp& operator=(const Mlp&) = delete;
 
-  std::size_t layer_count() const { return layers_.size(); }
   absl::Span<const Parameter> parameters() const { return parameters_; }
   // Every parameter, one after the other.
   absl::Span<float> values() { return absl::MakeSpan(values_); }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -42,6 +43,17 @@ class PatternTest : public testing::TestWithParam<std::tuple<DataType, std::uint
     }
     return buffers;
   }
+
+  // As the contestants do it: adds rank after rank, then scales.
+  Buffer Averaged(const Pattern& pattern, std::uint64_t iteration) const {
+    std::vector<Buffer> buffers = FilledBuffers(pattern, iteration);
+    std::byte* const sum = buffers[0].data();
+    for (std::uint32_t rank = 1; rank < ranks(); ++rank) {
+      Add(dtype(), sum, sum, buffers[rank].data(), kCount);
+    }
+    Scale(dtype(), sum, kCount, 1.0 / ranks());
+    return std::move(buffers[0]);
+  }
 };
 
 // The roofline's loop, both variants.
@@ -62,23 +74,17 @@ TEST_P(PatternTest, AverageInPlaceIsExact) {
   }
 }
 
-// What the contestants do: add rank after rank, then scale.
 TEST_P(PatternTest, SumThenScaleIsExact) {
   const Pattern pattern(dtype(), ranks());
-  std::vector<Buffer> buffers = FilledBuffers(pattern, 3);
-  std::byte* const sum = buffers[0].data();
-  for (std::uint32_t rank = 1; rank < ranks(); ++rank) {
-    Add(dtype(), sum, sum, buffers[rank].data(), kCount);
+  for (const std::uint64_t iteration : {3, 5}) {
+    Buffer average = Averaged(pattern, iteration);
+    EXPECT_EQ(pattern.CountWrong(iteration, average.data(), kCount, true), 0u);
   }
-  Scale(dtype(), sum, kCount, 1.0 / ranks());
-  EXPECT_EQ(pattern.CountWrong(3, sum, kCount, true), 0u);
 }
 
 TEST_P(PatternTest, CountsEveryWrongElementOnce) {
   const Pattern pattern(dtype(), ranks());
-  Buffer buffer(kCount * item_size());
-  pattern.FillAverage(5, buffer.data(), kCount);
-  EXPECT_EQ(pattern.CountWrong(5, buffer.data(), kCount, true), 0u);
+  Buffer buffer = Averaged(pattern, 5);
   for (const std::size_t element : {std::size_t{0}, kCount / 2, kCount / 2 + 1, kCount - 1}) {
     buffer.data()[element * item_size()] ^= std::byte{1};
   }
@@ -87,8 +93,7 @@ TEST_P(PatternTest, CountsEveryWrongElementOnce) {
 
 TEST_P(PatternTest, TheSampleHoldsBothEnds) {
   const Pattern pattern(dtype(), ranks());
-  Buffer buffer(kCount * item_size());
-  pattern.FillAverage(5, buffer.data(), kCount);
+  Buffer buffer = Averaged(pattern, 5);
   EXPECT_EQ(pattern.CountWrong(5, buffer.data(), kCount, false), 0u);
   buffer.data()[0] ^= std::byte{1};
   buffer.data()[(kCount - 1) * item_size()] ^= std::byte{1};
@@ -98,15 +103,12 @@ TEST_P(PatternTest, TheSampleHoldsBothEnds) {
 // An all-reduce that does nothing leaves such data in the buffer. None of it passes for an average.
 TEST_P(PatternTest, OwnDataOldDataAndShiftedDataAreWrong) {
   const Pattern pattern(dtype(), ranks());
-  Buffer buffer(kCount * item_size());
-  for (std::uint32_t rank = 0; rank < ranks(); ++rank) {
-    pattern.Fill(rank, 5, buffer.data(), kCount);
-    EXPECT_GT(pattern.CountWrong(5, buffer.data(), kCount, true), kCount / 4);
+  for (Buffer& own : FilledBuffers(pattern, 5)) {
+    EXPECT_GT(pattern.CountWrong(5, own.data(), kCount, true), kCount / 4);
   }
-  pattern.FillAverage(4, buffer.data(), kCount);
-  EXPECT_GT(pattern.CountWrong(5, buffer.data(), kCount, true), kCount / 4);
-  pattern.FillAverage(5, buffer.data(), kCount);
-  EXPECT_GT(pattern.CountWrong(5, buffer.data() + 1024 * item_size(), kCount - 1024, true),
+  EXPECT_GT(pattern.CountWrong(5, Averaged(pattern, 4).data(), kCount, true), kCount / 4);
+  Buffer average = Averaged(pattern, 5);
+  EXPECT_GT(pattern.CountWrong(5, average.data() + 1024 * item_size(), kCount - 1024, true),
             kCount / 4);
 }
 

@@ -79,22 +79,13 @@ Pattern::Pattern(DataType dtype, std::uint32_t ranks)
   }
 }
 
-void Pattern::Copy(const Table& table, std::uint64_t iteration, std::byte* data,
+void Pattern::Fill(std::uint32_t rank, std::uint64_t iteration, std::byte* data,
                    std::size_t count) const {
-  const std::byte* const source = table.data() + Shift(iteration) * item_size_;
+  const std::byte* const source = ranks_[rank].data() + Shift(iteration) * item_size_;
   for (std::size_t begin = 0; begin < count; begin += kPeriod) {
     const std::size_t elements = std::min(kPeriod, count - begin);
     std::memcpy(data + begin * item_size_, source, elements * item_size_);
   }
-}
-
-void Pattern::Fill(std::uint32_t rank, std::uint64_t iteration, std::byte* data,
-                   std::size_t count) const {
-  Copy(ranks_[rank], iteration, data, count);
-}
-
-void Pattern::FillAverage(std::uint64_t iteration, std::byte* data, std::size_t count) const {
-  Copy(average_, iteration, data, count);
 }
 
 std::uint64_t Pattern::CountWrong(std::uint64_t iteration, const std::byte* data, std::size_t count,

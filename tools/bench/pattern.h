@@ -25,8 +25,6 @@ class Pattern {
 
   // Writes a rank's own `count` elements.
   void Fill(std::uint32_t rank, std::uint64_t iteration, std::byte* data, std::size_t count) const;
-  // Writes what the average over the ranks must be.
-  void FillAverage(std::uint64_t iteration, std::byte* data, std::size_t count) const;
   // Counts elements that differ from the average. Checks all of them, or the first, the last and
   // about one in 32.
   std::uint64_t CountWrong(std::uint64_t iteration, const std::byte* data, std::size_t count,
@@ -34,8 +32,6 @@ class Pattern {
 
  private:
   using Table = std::vector<std::byte>;
-
-  void Copy(const Table& table, std::uint64_t iteration, std::byte* data, std::size_t count) const;
 
   // Constant after construction.
   const std::size_t item_size_;

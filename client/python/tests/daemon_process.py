@@ -81,9 +81,6 @@ class DaemonProcess:
         """Stops the daemon as Ctrl-Z does: it exists and does not answer."""
         self._process.send_signal(signal.SIGSTOP)
 
-    def resume(self):
-        self._process.send_signal(signal.SIGCONT)
-
     def close(self):
         self.kill()
         shutil.rmtree(self._directory)
