@@ -54,7 +54,7 @@ class QuestionDesk {
     if (!added->user().has_value()) return;
     std::vector<Stream*> others;  // of this user, the oldest first
     for (const auto& stream : open) {
-      if (stream.get() == added || stream->gone() || stream->user() != added->user()) continue;
+      if (stream.get() == added || stream->gave_way() || stream->user() != added->user()) continue;
       others.push_back(stream.get());
     }
     if (others.size() < method_.per_user) return;

@@ -93,11 +93,11 @@ class QuestionStream final : public ServerStream<In, Out> {
 
   // Ends the call to make room. False if it has done so before.
   bool GiveWay() {
-    if (gone_.exchange(true)) return false;
+    if (gave_way_.exchange(true)) return false;
     this->Cancel();
     return true;
   }
-  bool gone() const { return gone_.load(); }
+  bool gave_way() const { return gave_way_.load(); }
   // Ends the call if its client takes too long.
   void Tick(std::uint64_t now_ns) {
     const bool overdue =
@@ -145,7 +145,7 @@ class QuestionStream final : public ServerStream<In, Out> {
   std::optional<ClientProcess> asker_;      // constant after OnAccepted()
   std::atomic<std::uint64_t> heard_ns_{0};  // when the client has last said something
   std::atomic<bool> due_{false};
-  std::atomic<bool> gone_{false};
+  std::atomic<bool> gave_way_{false};
   ArenaQuota::Reservation charge_;  // set once, by AnswerLast()
   bool asked_ = false;              // used by the queue's thread alone
 };

@@ -127,7 +127,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   join.patience_ns = request.patience_ns;
   join.client = request.client;
   join.message = request.message;
-  EndIfDead(join);
+  EndIfProcessEnded(join);
   finder_->Join(
       join, sink,
       [this, process, join, sink, staging, hold = request.options.Holds(),
@@ -147,7 +147,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
       });
 }
 
-void SessionTable::EndIfDead(const JoinRequest& join) {
+void SessionTable::EndIfProcessEnded(const JoinRequest& join) {
   std::vector<std::shared_ptr<Session>> holders;
   for (std::shared_ptr<Session>& session : Sessions()) {
     const SessionIdentity& identity = session->identity();

@@ -155,7 +155,7 @@ class SessionTable {
   absl::StatusOr<std::uint64_t> Admit(const ClientProcess& process, const OpenRequest& request);
   // Ends the rank's old session if its process has ended. The new process may join before the
   // daemon notices that end.
-  void EndIfDead(const JoinRequest& join);
+  void EndIfProcessEnded(const JoinRequest& join);
   // Adds the session, or gives its quota back if it did not open.
   void Note(const ClientProcess& process, const absl::StatusOr<std::shared_ptr<Session>>& session);
   // Forgets the session's nonces that are of no use any more.
