@@ -94,6 +94,11 @@ absl::Status ArenaQuota::Reservation::Resize(std::uint64_t bytes) {
   return absl::OkStatus();
 }
 
+void ArenaQuota::Reservation::LeaveOrigin() {
+  if (origin_ != nullptr) origin_->GiveBack(bytes_);
+  origin_ = nullptr;
+}
+
 ArenaQuota::Reservation ArenaQuota::Reservation::Split(std::uint64_t bytes) {
   const std::uint64_t moved = std::min(bytes, bytes_);
   bytes_ -= moved;

@@ -45,6 +45,8 @@ class ArenaQuota {
     // The reservation holds `bytes` from now on. RESOURCE_EXHAUSTED as Reserve(); then nothing
     // changes. A reservation that was default-constructed or moved from always stays empty.
     absl::Status Resize(std::uint64_t bytes);
+    // From now on it counts for the user alone.
+    void LeaveOrigin();
     // Moves `bytes` of this reservation, or all if it has fewer, to the result.
     Reservation Split(std::uint64_t bytes);
 

@@ -1,6 +1,5 @@
 #include "daemon/base/log_limiter.h"
 
-#include <algorithm>
 #include <iterator>
 
 namespace gradsync::daemon {
@@ -44,10 +43,8 @@ bool LogLimiter::Allow(std::string_view message, const LogSubject& subject) {
     ++window.written;
     return true;
   }
-  if (window.suppressed++ == 0 && windows_suppressing_++ == 0) {
-    none_ended_ns_ = window.start_ns + kWindowNs;
-  }
-  none_ended_ns_ = std::min(none_ended_ns_, window.start_ns + kWindowNs);
+  if (window.suppressed++ == 0 && windows_suppressing_++ == 0)
+    look_ns_ = window.start_ns + kWindowNs;
   return false;
 }
 
@@ -59,15 +56,11 @@ std::vector<LogLimiter::Suppressed> LogLimiter::Take(bool ended_only) {
   std::vector<Suppressed> taken;
   if (windows_suppressing_ == 0) return taken;
   const std::uint64_t now_ns = clock_->NowNs();
-  if (ended_only && now_ns < none_ended_ns_) return taken;
-  none_ended_ns_ = now_ns + kWindowNs;
+  if (ended_only && now_ns < look_ns_) return taken;
+  look_ns_ = now_ns + kWindowNs;
   for (auto& [field, windows] : windows_) {
     for (auto& [key, window] : windows.by_message) {
-      if (window.suppressed == 0) continue;
-      if (ended_only && !Ended(window, now_ns)) {
-        none_ended_ns_ = std::min(none_ended_ns_, window.start_ns + kWindowNs);
-        continue;
-      }
+      if (window.suppressed == 0 || (ended_only && !Ended(window, now_ns))) continue;
       taken.push_back({key.first, {field, key.second}, window.suppressed});
       window.suppressed = 0;
       --windows_suppressing_;

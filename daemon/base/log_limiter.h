@@ -45,7 +45,7 @@ class LogLimiter {
   bool Allow(std::string_view message, const LogSubject& subject = {});
 
   // Returns how many lines of each message were suppressed in seconds that have ended, and forgets
-  // these counts. Cheap if nothing was suppressed.
+  // these counts. Cheap if nothing was suppressed, or if it has looked within the last second.
   std::vector<Suppressed> TakeSuppressed();
   // The same, including the seconds that have not ended.
   std::vector<Suppressed> TakeAllSuppressed();
@@ -72,7 +72,7 @@ class LogLimiter {
   const int limit_;
   std::map<std::string_view, Windows> windows_;  // by field
   std::size_t windows_suppressing_ = 0;
-  std::uint64_t none_ended_ns_ = 0;  // before that, no window that suppresses lines ends
+  std::uint64_t look_ns_ = 0;  // when TakeSuppressed() looks next: once in a second
 };
 
 }  // namespace gradsync::daemon

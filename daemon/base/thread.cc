@@ -50,8 +50,8 @@ bool TryToStart(int count) {
 
 }  // namespace
 
-MayBeRefused::MayBeRefused() { may_be_refused = true; }
-MayBeRefused::~MayBeRefused() { may_be_refused = false; }
+MayBeRefused::MayBeRefused() : before_(may_be_refused) { may_be_refused = true; }
+MayBeRefused::~MayBeRefused() { may_be_refused = before_; }
 
 void LeaveNoThreadsToGrpc() { has_grpc.store(false); }
 

@@ -24,6 +24,9 @@ class MayBeRefused {
   ~MayBeRefused();
   MayBeRefused(const MayBeRefused&) = delete;
   MayBeRefused& operator=(const MayBeRefused&) = delete;
+
+ private:
+  const bool before_;
 };
 
 // Starts a thread because a client or another node asks for something. Fails with OutOfThreads() if
@@ -33,8 +36,9 @@ absl::StatusOr<std::thread> StartThread(std::function<void()> body);
 // The same for a thread that CanStartThreads() has just counted.
 absl::StatusOr<std::thread> StartCountedThread(std::function<void()> body);
 
-// For a process without gRPC: from now on StartThread() does not check that kThreadsLeftToGrpc more
-// threads could be started.
+// For a test process without gRPC, such as a fuzzer: from now on StartThread() does not check that
+// kThreadsLeftToGrpc more threads could be started. An engine's process has no gRPC either, but its
+// threads count with the daemon's.
 void LeaveNoThreadsToGrpc();
 
 // True if the daemon may start `count` threads now, besides the few that gRPC may need. To find

@@ -561,6 +561,7 @@ void Job::Retire() {
   DeferredActions actions;
   {
     MutexLock lock(&mutex_);
+    charge_.LeaveOrigin();
     layouts_.Retire(&actions);
   }
   if (actions.releases.empty()) return;

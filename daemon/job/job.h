@@ -268,7 +268,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // A piece of work touches the memory of some session.
   bool InFlight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const ArenaQuota::Reservation charge_;  // first: given back when everything else is freed
+  ArenaQuota::Reservation charge_;  // first: given back when everything else is freed
   // Constant after construction.
   const JobIdentity identity_;
   const std::uint32_t world_size_;

@@ -201,8 +201,11 @@ absl::StatusOr<ArenaQuota::Reservation> JobTable::ChargeLocked(const JobIdentity
                                                                std::uint64_t bytes) {
   const MemoryAccount account = job.AccountIn(environment_.memory);
   auto charge = account.Reserve(bytes);
-  while (!charge.ok() && DropRetiredLocked(account.user, /*keep=*/0))
+  // What ended jobs keep counts for the user alone, not for an address.
+  while (!charge.ok() && DetailsOf(charge.status()).Value(field::kAddress).empty() &&
+         DropRetiredLocked(account.user, /*keep=*/0)) {
     charge = account.Reserve(bytes);
+  }
   return charge;
 }
 

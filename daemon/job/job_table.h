@@ -125,8 +125,8 @@ class JobTable final : public JobFinder {
   void FindFormerLocked(const JobKey& key, std::uint32_t rank, JobList* superseded) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::shared_ptr<Job>> Live() const;
-  // Charges the user for a job. Forgets retired jobs of the user if the charge does not fit
-  // otherwise.
+  // Charges the user for a job, and the address of its first rank. Forgets retired jobs of the user
+  // if the charge does not fit otherwise.
   absl::StatusOr<ArenaQuota::Reservation> ChargeLocked(const JobIdentity& job, std::uint64_t bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the oldest retired job of the user. False, and nothing changes, if the user has `keep`

@@ -687,6 +687,9 @@ void LayoutSet::Retire(DeferredActions* actions) {
   }
   layouts_.clear();
   failures_.clear();
+  for (std::vector<ReleasedLayout>* const all : {&retired_, &released_}) {
+    for (ReleasedLayout& one : *all) one.remains.charge.LeaveOrigin();
+  }
 }
 
 LayoutSet::ReleasedLayout LayoutSet::RemainsOf(std::uint32_t channel, LayoutChannel* layout,

@@ -209,16 +209,21 @@ absl::Status AgentSession::Malformed(absl::string_view what) const {
 
 void AgentSession::InTurn(const LazyMessage<v1::AttachRequest>* message, UserTurns::Take take) {
   if (message != nullptr) Heard(message->Bytes());
-  if (turns_ == nullptr) turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : stranger_);
-  const auto turns = turns_;  // this session may end within the call
+  if (turns_ == nullptr) {
+    turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : stranger_);
+    if (greeted()) address_turns_ = context_.turns->OfAddress(address_);
+  }
+  // This session may end within the call.
+  const auto turns = turns_;
+  const auto address = address_turns_;
   const std::uint64_t begin_ns = context_.clock->NowNs();
   const v1::AttachRequest* parsed = nullptr;
   if (message != nullptr) {
     // A stranger's messages are heavy anyway.
-    const bool parse = greeted() && turns->HasShare(begin_ns);
+    const bool parse = greeted() && turns->HasShare(begin_ns) && address->HasShare(begin_ns);
     parsed = parse ? message->IfShort() : message->IfParsed();
   }
-  turns->Add(begin_ns, WeightOf(parsed), std::move(take));
+  turns->Add(begin_ns, WeightOf(parsed), std::move(take), address);
 }
 
 void AgentSession::OnMessage(const LazyMessage<v1::AttachRequest>& received) {
@@ -259,7 +264,6 @@ void AgentSession::OnEnd(const absl::Status&) {
 void AgentSession::LoseAll(const absl::Status& why) {
   for (auto& [incarnation, rank] : ranks_) rank.Lose(why);
   ranks_.clear();
-  account_.user = nullptr;
   workers_.Lost(why);
   const std::shared_ptr<NodeGroup> node_group = std::move(node_group_);
   node_group_ = nullptr;
@@ -380,11 +384,7 @@ absl::Status AgentSession::OnHello(const v1::Hello& hello) {
   key_ = JobKey{hello.uid(), hello.job_id(), hello.token_hash()};
   auto node_group = context_.find_node_group(key_);
   if (!node_group.ok()) return node_group.status();
-  if (context_.addresses != nullptr) {
-    auto account = context_.addresses->Open(address_, network_, key_.uid);
-    if (!account.ok()) return account.status();
-    account_ = *std::move(account);
-  }
+  if (context_.addresses != nullptr) origin_ = context_.addresses->Of(address_, network_);
   node_group_ = *std::move(node_group);
   LogLimitedByAddress(
       LogLevel::kInfo, "node attached",
@@ -437,6 +437,7 @@ absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
         std::static_pointer_cast<AgentSession>(shared_from_this()), request.incarnation());
     const absl::Status opened = Open(request, sink);
     if (opened.ok()) return absl::OkStatus();
+    LogRefusal(request.rank(), opened);
     sink->Queue(SessionEndMessage{opened});
     sink->Flush();
     return absl::OkStatus();
@@ -453,14 +454,18 @@ absl::Status AgentSession::OnRankRequest(const v1::RankRequest& request) {
   return absl::OkStatus();
 }
 
-void AgentSession::Refuse(AgentRank* rank, const absl::Status& why) {
+void AgentSession::LogRefusal(std::uint32_t rank, const absl::Status& why) const {
   LogLimitedByAddress(LogLevel::kWarning, "session refused",
                       {{"job", key_.job_id},
-                       {"rank", rank->rank()},
+                       {"rank", rank},
                        {"node", node_name_},
                        {"address", address_},
                        {"uid", key_.uid},
                        {"why", why.message()}});
+}
+
+void AgentSession::Refuse(AgentRank* rank, const absl::Status& why) {
+  LogRefusal(rank->rank(), why);
   rank->Lose(why);
 }
 
@@ -505,7 +510,7 @@ absl::Status AgentSession::Open(const v1::RankRequest& request,
   if (!node_group.ok()) return node_group.status();
   const std::uint64_t incarnation = NextIncarnation();
   auto job = context_.jobs->Join(key_, decoded->rank, decoded->world_size, decoded->options,
-                                 incarnation, sink, {node_name_, {}, account_.memory});
+                                 incarnation, sink, {node_name_, {}, origin_});
   if (!job.ok()) return job.status();
   const AgentRank::Place place{decoded->rank, request.incarnation(), incarnation,
                                context_.limits.staging_bytes};

@@ -25,7 +25,7 @@
 #include "daemon/engine/socket_owner.h"
 #include "daemon/job/job_table.h"
 #include "daemon/job/session_message.h"
-#include "daemon/peer/address_accounts.h"
+#include "daemon/peer/address_memory.h"
 #include "daemon/peer/agent_rank.h"
 #include "daemon/peer/lazy_message.h"
 #include "daemon/peer/node_group.h"
@@ -57,8 +57,8 @@ struct AgentSessionContext {
   PeerTurns* turns = nullptr;
   // As JobEnvironment::memory. Is also charged for what waits for the agents.
   ArenaQuota* memory = nullptr;
-  AddressAccounts* addresses = nullptr;  // null: nothing is limited
-  bool tls = false;                      // agents have shown certificates
+  AddressMemory* addresses = nullptr;  // null: addresses have no limits
+  bool tls = false;                    // agents have shown certificates
   // This process's ends of its connections with a caller, as gRPC names it.
   std::function<std::vector<TcpEnd>(const std::string& caller)> own_ends;
   // The CallerKey of a caller, from gRPC's name for it.
@@ -126,6 +126,7 @@ class AgentSession final
   void Close(const absl::Status& status) override;
   const std::string& node_name() const override { return node_name_; }
   const std::string& address() const override { return address_; }
+  const std::string& network() const override { return network_; }
   const CallerKey& caller_key() const { return caller_key_; }
   const EngineLimits& engine_limits() const override { return engine_limits_; }
   std::uint64_t heard_ns() const override { return heard_ns_.load(); }
@@ -162,8 +163,9 @@ class AgentSession final
   // lost.
   absl::Status CheckNeed(std::uint64_t now_ns);
   // Is charged for what this node keeps for the agent.
-  MemoryAccount Memory() const { return {context_.memory, Tenant(key_.uid), account_.memory}; }
+  MemoryAccount Memory() const { return {context_.memory, Tenant(key_.uid), origin_}; }
   absl::Status OnGpuArenaMapped(const v1::GpuArenaMapped& mapped);
+  void LogRefusal(std::uint32_t rank, const absl::Status& why) const;
   // The rank has broken the protocol: its session ends with `why`.
   void Refuse(AgentRank* rank, const absl::Status& why);
   // Null: the rank was refused or has ended. Its messages may still arrive.
@@ -183,7 +185,7 @@ class AgentSession final
   std::uint64_t accepted_ns_ = 0;
   EngineLimits engine_limits_;
   JobKey key_;
-  AddressAccounts::Account account_;  // of the address and its network
+  std::shared_ptr<MemoryOrigin> origin_;  // of the address and its network
   std::shared_ptr<NodeGroup> node_group_;
 
   SteppedCharge charge_{kFreeUnreadBytes};  // for what waits; the queue's lock guards it
@@ -191,8 +193,9 @@ class AgentSession final
   mutable std::atomic<const StepRecord*> waiting_record_{nullptr};
 
   // Used by the read side only.
-  std::shared_ptr<UserTurns> turns_;          // null: the next message finds out whose they are
-  std::map<std::uint64_t, AgentRank> ranks_;  // by incarnation on the node
+  std::shared_ptr<UserTurns> turns_;             // null: the next message finds out whose they are
+  std::shared_ptr<AddressTurns> address_turns_;  // null before Welcome
+  std::map<std::uint64_t, AgentRank> ranks_;     // by incarnation on the node
   RemoteWorkers workers_;
   std::uint64_t needed_ns_ = 0;   // when something last needed the node
   std::uint64_t checked_ns_ = 0;  // when CheckNeed() last looked

@@ -52,7 +52,6 @@ EngineEpoch::EngineEpoch(std::uint64_t epoch, const Tenant& user, NodeLinks link
                          const NodeGroupEnvironment& environment,
                          std::function<void(const absl::Status&)> failed)
     : epoch_(epoch),
-      account_{environment.memory, user},
       node_name_(environment.node_name),
       links_(std::move(links)),
       settings_(SettingsFor(links_, environment.engine)),
@@ -112,8 +111,8 @@ bool EngineEpoch::HasEveryRank(const ReduceOperation& operation, const LinkedRan
 }
 
 absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<void> owner,
-                                 const LinkedRanks& ranks, const LaunchDone& done,
-                                 std::uint64_t* launch) {
+                                 const MemoryAccount& account, const LinkedRanks& ranks,
+                                 const LaunchDone& done, std::uint64_t* launch) {
   NodeWork work;
   work.dtype = operation->dtype;
   work.count = operation->count;
@@ -163,14 +162,14 @@ absl::Status EngineEpoch::Launch(ReduceOperation* operation, std::shared_ptr<voi
                                                  const GradientStats& stats) {
     done(launch, status, measures ? std::optional<GradientStats>(stats) : std::nullopt);
   };
-  const absl::Status submitted = Submit(std::move(work));
+  const absl::Status submitted = Submit(std::move(work), account);
   // The first reason counts, which may be that of another node.
   return submitted.ok() || suspicion_.ok() ? submitted : suspicion_;
 }
 
-absl::Status EngineEpoch::Submit(NodeWork work) {
+absl::Status EngineEpoch::Submit(NodeWork work, const MemoryAccount& account) {
   if (work.root_node >= 0 && work.buffers.empty()) {
-    auto charge = account_.Reserve(work.count);
+    auto charge = account.Reserve(work.count);
     if (!charge.ok()) {
       return MakeError(charge.status().code(), reason::kQuota,
                        absl::StrCat("node ", node_name_,

@@ -101,9 +101,10 @@ class EngineEpoch {
   static bool HasEveryRank(const ReduceOperation& operation, const LinkedRanks& ranks);
   // Launches on every node. Calls `done` once when this node has finished. If the returned status
   // is not OK, this node does nothing and `done` is not called, but every node, including this one,
-  // still owes an answer to *launch.
+  // still owes an answer to *launch. `account`: of the owner.
   absl::Status Launch(ReduceOperation* operation, std::shared_ptr<void> owner,
-                      const LinkedRanks& ranks, const LaunchDone& done, std::uint64_t* launch);
+                      const MemoryAccount& account, const LinkedRanks& ranks,
+                      const LaunchDone& done, std::uint64_t* launch);
   // Participants are the nodes' links; null is this node.
   LaunchLedger& ledger() { return ledger_; }
 
@@ -131,10 +132,9 @@ class EngineEpoch {
   void QueueConnect();
   // Gives this node's part of a launch to the engine. RESOURCE_EXHAUSTED: the user has no memory
   // left for a broadcast that only passes through here.
-  absl::Status Submit(NodeWork work);
+  absl::Status Submit(NodeWork work, const MemoryAccount& account);
 
   const std::uint64_t epoch_;
-  const MemoryAccount account_;
   const std::string node_name_;  // of this node
   const NodeLinks links_;
   const EngineSettings settings_;        // this node's, but no more than every node allows

@@ -35,18 +35,17 @@ absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::EpochFor(
 
 absl::Status EpochTable::CheckRate(const NodeLinks& links, const Tenant& user) const {
   if (environment_->rate == nullptr || links.empty()) return absl::OkStatus();
-  const std::string& address = links.front()->address();
-  if (environment_->rate->Take(user, address, environment_->clock->NowNs()))
+  const NodeLink& first = *links.front();
+  const std::uint64_t now_ns = environment_->clock->NowNs();
+  if (environment_->rate->Take(user, first.address(), first.network(), now_ns)) {
     return absl::OkStatus();
-  return MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                   absl::StrCat("the nodes of job '", job_id_,
-                                "' cannot connect yet: too many "
-                                "engines were begun for user ",
-                                user.Text(),
-                                ", or for the nodes "
-                                "of ",
-                                address, ", within a few seconds"),
-                   {{field::kJob, job_id_}});
+  }
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kQuota,
+      absl::StrCat("the nodes of job '", job_id_, "' cannot connect yet: within a few seconds, ",
+                   "too many engines were begun for user ", user.Text(), ", or for the nodes of ",
+                   first.address()),
+      {{field::kJob, job_id_}});
 }
 
 absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::Find(std::uint64_t epoch,

@@ -194,6 +194,8 @@ void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
   const auto found = jobs_.find(launches.job.get());
   Entry unknown(&rank_counts_);
   Entry& entry = found == jobs_.end() ? unknown : found->second;
+  const JobIdentity& identity = launches.job->identity();
+  const MemoryAccount account = identity.AccountIn(environment_.memory);
   std::shared_ptr<EngineEpoch> epoch;  // nearly always one for all of them
   EngineEpoch::LaunchDone done;
   const ReduceOperation* whole = nullptr;  // the last one whose ranks are all there
@@ -204,7 +206,7 @@ void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
       // Its node is being lost, and the job with it.
       why = NodeIsBeingLost();
     } else if (why.ok() && (epoch == nullptr || !epoch->failure().ok())) {
-      auto met = EpochForLocked(entry.ranks.links(), launches.job->identity().payer(), actions);
+      auto met = EpochForLocked(entry.ranks.links(), identity.payer(), actions);
       if (met.ok()) {
         epoch = *std::move(met);
         done = DoneOf(epoch->epoch());
@@ -224,7 +226,7 @@ void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
     whole = operation;
     std::uint64_t number = 0;
     const absl::Status submitted =
-        epoch->Launch(operation, launches.job, entry.ranks.all(), done, &number);
+        epoch->Launch(operation, launches.job, account, entry.ranks.all(), done, &number);
     if (!submitted.ok()) AnswerLocked(epoch, nullptr, number, {submitted, {}, false, {}}, actions);
   }
 }

@@ -24,6 +24,8 @@ class NodeLink {
   virtual const std::string& node_name() const = 0;
   // The other node's numeric address, as this node sees it.
   virtual const std::string& address() const = 0;
+  // The network of that address, as NetworkText() writes it (caller.h).
+  virtual const std::string& network() const = 0;
   // What an engine may have there. Constant once ranks have joined.
   virtual const EngineLimits& engine_limits() const = 0;
   // When its last message arrived.

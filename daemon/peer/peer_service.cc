@@ -14,7 +14,7 @@
 #include "daemon/base/ticker.h"
 #include "daemon/engine/engine_settings.h"
 #include "daemon/engine/peer_tls.h"
-#include "daemon/peer/address_accounts.h"
+#include "daemon/peer/address_memory.h"
 #include "daemon/peer/agent_session.h"
 #include "daemon/peer/certificate_watch.h"
 #include "daemon/peer/coordinator_link_table.h"
@@ -291,7 +291,7 @@ class PeerService::Impl {
   std::unique_ptr<FairExecutor> launch_threads_ = std::make_unique<FairExecutor>(kLaunchThreads);
   PeerTurns turns_{environment_.clock, turn_threads_.get()};
   EngineQuota engines_;
-  AddressAccounts addresses_;
+  AddressMemory addresses_;
   MeetingRate meetings_;
   SocketTable sockets_{environment_.clock};
   // Destroying an engine that is connecting can take 10 s. Other jobs do not wait for it.

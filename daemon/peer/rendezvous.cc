@@ -23,6 +23,7 @@ absl::StatusOr<std::string> Rendezvous::Get(const std::string& key, absl::Durati
   bool ask = false;
   {
     MutexLock lock(&mutex_);
+    if (!cancelled_.ok()) return cancelled_;
     ask = ask_ != nullptr && values_.count(key) == 0 && asked_.insert(key).second;
   }
   if (ask) ask_(key);
@@ -47,6 +48,7 @@ absl::Status Rendezvous::Put(const std::string& key, const std::string& value) {
   std::vector<std::function<void(const std::string&)>> waiting;
   {
     MutexLock lock(&mutex_);
+    if (!cancelled_.ok()) return absl::OkStatus();
     if (key.empty() || key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes ||
         values_.size() >= kMaxKeys || !values_.emplace(key, value).second) {
       return MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,

@@ -29,16 +29,24 @@ class UserRate {
 };
 
 // How often the nodes of jobs that are coordinated here may meet: `burst` times in a row for each
-// user, and twice as often for each address that other nodes have. Thread-safe.
+// user, twice as often for each address of other nodes, and eight times for each IPv6 network.
+// Thread-safe.
 class MeetingRate {
  public:
-  explicit MeetingRate(std::size_t burst) : users_(burst), addresses_(2 * burst) {}
-  // Counts one for both. False: one of them has too many, and none counts.
-  bool Take(const Tenant& user, const std::string& address, std::uint64_t now_ns) {
+  explicit MeetingRate(std::size_t burst)
+      : users_(burst), addresses_(2 * burst), networks_(8 * burst) {}
+  // Counts one for all three. False: one of them has too many, and none counts. An IPv4 address is
+  // its own network.
+  bool Take(const Tenant& user, const std::string& address, const std::string& network,
+            std::uint64_t now_ns) {
     const MutexLock lock(&mutex_);
-    if (!users_.Has(user, now_ns) || !addresses_.Has(address, now_ns)) return false;
+    if (!users_.Has(user, now_ns) || !addresses_.Has(address, now_ns) ||
+        !networks_.Has(network, now_ns)) {
+      return false;
+    }
     users_.Take(user, now_ns);
     addresses_.Take(address, now_ns);
+    networks_.Take(network, now_ns);
     return true;
   }
 
@@ -46,6 +54,7 @@ class MeetingRate {
   Mutex mutex_;
   KeyedRate<Tenant> users_ ABSL_GUARDED_BY(mutex_);
   KeyedRate<std::string> addresses_ ABSL_GUARDED_BY(mutex_);
+  KeyedRate<std::string> networks_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace gradsync::daemon

@@ -7,7 +7,6 @@
 #include <memory>
 #include <utility>
 
-#include "daemon/base/thread.h"
 #include "daemon/worker/engine_server.h"
 #include "daemon/worker/message_socket.h"
 #include "daemon/worker/worker.pb.h"
@@ -18,7 +17,6 @@ namespace gradsync::daemon {
 int RunEngine() {
   prctl(PR_SET_NAME, "gradsync-engine");
   signal(SIGPIPE, SIG_IGN);
-  LeaveNoThreadsToGrpc();  // it has none
   const MessageSocket socket{UniqueFd(kWorkerSocket)};
   auto server = std::make_unique<EngineServer>(&socket);
   for (;;) {

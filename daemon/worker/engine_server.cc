@@ -156,6 +156,7 @@ bool EngineServer::Start(std::uint64_t call, const worker::EngineStart& start,
 }
 
 void EngineServer::Connect(std::uint64_t call, const TcpOptions& options) {
+  const MayBeRefused refusal;
   auto engine = ConnectEngine(options);
   const absl::Status status = engine.status();
   {

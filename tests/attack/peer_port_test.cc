@@ -473,19 +473,6 @@ TEST_F(PeerPort, StreamsOfOneAddressWithHelloAreFew) {
 }
 
 // A node says which user pays, and may name many.
-TEST_F(PeerPort, AnAddressJoinsTheJobsOfFewUsers) {
-  constexpr uid_t kMost = 32;
-  GreetedStreams attackers(kAttackersAddress, alpha_.Status().peer_address());
-  for (uid_t user = 1; user <= kMost; ++user) ASSERT_TRUE(attackers.Open(user).ok()) << user;
-  EXPECT_TRUE(attackers.Open(kMost).ok()) << "another job of the same user";
-  const grpc::Status end = attackers.Open(kMost + 1);
-  EXPECT_EQ(end.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_NE(end.error_message().find("the nodes of 127.0.0.9 have joined jobs of 32 users here"),
-            std::string::npos)
-      << end.error_message();
-  ExpectUnharmed();
-}
-
 TEST(UsersOfOneAddress, HaveLittleMemoryTogether) {
   if (kScale != 1) GTEST_SKIP() << "a sanitizer needs memory itself";
   constexpr int kUsers = 16, kLayouts = 4;

@@ -221,6 +221,7 @@ class Link final : public NodeLink {
   void Close(const absl::Status&) override {}
   const std::string& node_name() const override { return name_; }
   const std::string& address() const override { return name_; }
+  const std::string& network() const override { return name_; }
   const EngineLimits& engine_limits() const override { return limits_; }
   std::uint64_t heard_ns() const override { return 0; }
   const v1::WorkerCall& last() const { return last_; }

@@ -13,7 +13,7 @@
 
 #include "daemon/base/logging.h"
 #include "daemon/job/job.h"
-#include "daemon/peer/address_accounts.h"
+#include "daemon/peer/address_memory.h"
 #include "daemon/peer/peer_turns.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -220,7 +220,7 @@ TEST_F(AgentSessionTest, LinesOfTheLogCountForTheAddressWhateverUserAnAgentNames
 
 // The user whom the agent names is charged, but the agent may name anyone.
 TEST_F(AgentSessionTest, WhatAnAddressMakesTheDaemonKeepHasABound) {
-  AddressAccounts addresses(Job::BytesFor(2000) / AddressAccounts::kQuotas);
+  AddressMemory addresses(Job::BytesFor(2000) / AddressMemory::kQuotas);
   node_.context.addresses = &addresses;
   agent_->OnMessage(HelloOf(kUser));
   agent_->OnMessage(OpenOf(0, 1, /*world_size=*/4000));
@@ -230,19 +230,13 @@ TEST_F(AgentSessionTest, WhatAnAddressMakesTheDaemonKeepHasABound) {
   EXPECT_EQ(addresses.BytesOf(agent_->address()), Job::BytesFor(1000));
   agent_->OnMessage(OpenOf(1, 3, /*world_size=*/1000));
   EXPECT_EQ(addresses.BytesOf(agent_->address()), Job::BytesFor(1000)) << "it counts once";
+  const std::string address = agent_->address();
   agent_->OnEnd(absl::OkStatus());
   agent_ = nullptr;
-}
-
-TEST_F(AgentSessionTest, AnAddressJoinsTheJobsOfFewUsers) {
-  AddressAccounts addresses(/*bytes_per_user=*/1 << 20);
-  node_.context.addresses = &addresses;
-  std::vector<AddressAccounts::Account> others;
-  for (uid_t user = 1; user <= AddressAccounts::kUsers; ++user) {
-    others.push_back(*addresses.Open(agent_->address(), agent_->address(), user));
-  }
-  agent_->OnMessage(HelloOf(kUser));
-  EXPECT_FALSE(agent_->greeted());
+  node_.jobs.Tick();
+  EXPECT_EQ(node_.jobs.Jobs().size(), 1u) << "it is kept for status";
+  EXPECT_EQ(addresses.BytesOf(address), 0u) << "but counts for its user alone";
+  EXPECT_GT(memory_.bytes_of(Tenant(kUser)), 0u);
 }
 
 }  // namespace

@@ -55,6 +55,7 @@ class RecordingLink final : public NodeLink {
   }
   const std::string& node_name() const override { return name_; }
   const std::string& address() const override { return address_; }
+  const std::string& network() const override { return address_; }
   const EngineLimits& engine_limits() const override { return limits_; }
   std::uint64_t heard_ns() const override { return 1; }
 
@@ -310,7 +311,7 @@ TEST_F(NodeGroupTest, FailureOfAnIdleEngineEndsTheJobAfterAMoment) {
 
 TEST_F(NodeGroupTest, TheNodesOfAUserMeetOnlySoOften) {
   MeetingRate rate(/*burst=*/1);
-  ASSERT_TRUE(rate.Take(Tenant(1000), "10.0.0.9", clock_.NowNs()));
+  ASSERT_TRUE(rate.Take(Tenant(1000), "10.0.0.9", "10.0.0.9", clock_.NowNs()));
   const auto later = MakeNodeGroup(engines_.Maker(), &rate);
   later->Tick();
   EXPECT_EQ(later->engines_made(), 0u);
@@ -325,7 +326,7 @@ TEST_F(NodeGroupTest, TheNodesOfAUserMeetOnlySoOften) {
 TEST_F(NodeGroupTest, TheNodesOfAnAddressMeetOnlySoOften) {
   MeetingRate rate(/*burst=*/1);
   for (const uid_t other : {1, 2}) {
-    ASSERT_TRUE(rate.Take(Tenant(other), beta_->address(), clock_.NowNs()));
+    ASSERT_TRUE(rate.Take(Tenant(other), beta_->address(), "a network", clock_.NowNs()));
   }
   const auto later = MakeNodeGroup(engines_.Maker(), &rate);
   later->Tick();
@@ -337,7 +338,7 @@ TEST_F(NodeGroupTest, TheNodesOfAnAddressMeetOnlySoOften) {
 TEST_F(NodeGroupTest, AJobWhoseNodesMayNotMeetEndsByNameWithItsNextBucket) {
   ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
-  while (rate_.Take(Tenant(1000), "10.0.0.9", clock_.NowNs())) {
+  while (rate_.Take(Tenant(1000), "10.0.0.9", "10.0.0.9", clock_.NowNs())) {
   }
   EXPECT_FALSE(job_->HasEnded());
   MarkReady(1);
@@ -685,7 +686,7 @@ TEST(EngineEpochTest, BroadcastBetweenOtherNodesIsCharged) {
     work.root = 1;
     std::uint64_t launch = 0;
     const absl::Status status = epoch->Launch(
-        &operation, nullptr, ranks,
+        &operation, nullptr, {&memory, Tenant(1000)}, ranks,
         [](std::uint64_t, const absl::Status&, const std::optional<GradientStats>&) {}, &launch);
     for (NodeLink* const link : std::vector<NodeLink*>{nullptr, beta.get(), gamma.get()}) {
       epoch->ledger().Answer(link, launch, {status, std::nullopt, false, {}});

@@ -93,6 +93,64 @@ TEST_F(PeerTurnsTest, StepsOfSmallMessagesNeverHaveTurns) {
   }
 }
 
+// Another node may name any user.
+TEST_F(PeerTurnsTest, TheUsersOfAnAddressShareItsTurns) {
+  const auto address = turns_.OfAddress("10.0.0.1");
+  std::string order;
+  const auto add = [&](const std::shared_ptr<UserTurns>& user, char name,
+                       const std::shared_ptr<AddressTurns>& from) {
+    user->Add(
+        clock_.NowNs(), MessageWeight::kHeavy, [&order, name](bool) { order += name; }, from);
+  };
+  for (int i = 0; i < 3; ++i) add(alice_, 'a', address);
+  add(bob_, 'b', turns_.OfAddress("10.0.0.1"));
+  executor_.RunAll();
+  EXPECT_EQ(order, "abaa");
+}
+
+TEST_F(PeerTurnsTest, OneMessageOfAnAddressHasATurnAtATime) {
+  Gate gate, other;
+  std::atomic<int> done{0};
+  FairExecutor executor(/*threads=*/2);
+  PeerTurns turns(&clock_, &executor);
+  const auto add = [&](uid_t user, const std::string& address, UserTurns::Take take) {
+    turns.Of(Tenant(user))
+        ->Add(clock_.NowNs(), MessageWeight::kHeavy, std::move(take), turns.OfAddress(address));
+  };
+  for (uid_t user = 1; user <= 10; ++user) {
+    add(user, "10.0.0.1", [&](bool) {
+      gate.Wait();
+      ++done;
+    });
+  }
+  add(11, "10.0.0.2", [&](bool) { other.Open(); });
+  other.Wait();
+  EXPECT_EQ(done, 0);
+  gate.Open();
+}
+
+TEST_F(PeerTurnsTest, AnAddressHasAShareWhateverUsersItNames) {
+  const auto address = turns_.OfAddress("10.0.0.1");
+  const auto handle = [&](uid_t user, const std::shared_ptr<AddressTurns>& from) {
+    bool handled = false;
+    turns_.Of(Tenant(user))
+        ->Add(
+            clock_.NowNs(), MessageWeight::kLight, [&](bool) { handled = true; }, from);
+    executor_.RunAll();
+    return handled;
+  };
+  const auto at_once = [&](uid_t user, const std::shared_ptr<AddressTurns>& from) {
+    const bool share = from->HasShare(clock_.NowNs());
+    return handle(user, from) && share;
+  };
+  uid_t user = 1;
+  while (user < 10'000 && at_once(user, address)) ++user;
+  EXPECT_EQ(user, PeerTurns::kBurstNs / PeerTurns::kReadNs + 2);
+  EXPECT_TRUE(at_once(user, turns_.OfAddress("10.0.0.2")));
+  clock_.Advance(20 * kMillisecond);
+  EXPECT_TRUE(at_once(user, address));
+}
+
 TEST_F(PeerTurnsTest, AfterTheStopMessagesAreDropped) {
   std::string order;
   const auto add = [&](MessageWeight weight) {

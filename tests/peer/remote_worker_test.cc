@@ -21,6 +21,7 @@ class FakeLink final : public NodeLink {
   void Close(const absl::Status&) override { ADD_FAILURE(); }
   const std::string& node_name() const override { return name_; }
   const std::string& address() const override { return name_; }
+  const std::string& network() const override { return name_; }
   const EngineLimits& engine_limits() const override { return limits_; }
   std::uint64_t heard_ns() const override { return 0; }
 

@@ -104,6 +104,9 @@ class AgentTurnsTest : public testing::Test {
  protected:
   using Stream = grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>;
 
+  // Whose turns the node's messages have once it is part of a job.
+  Tenant OfNode() { return peer_turns_.OfAddress("127.0.0.1")->key(); }
+
   void SetUp() override {
     node_.context.turns = &peer_turns_;
     node_.context.callers_input = [this](const std::string& caller) {
@@ -138,7 +141,7 @@ class AgentTurnsTest : public testing::Test {
 
   void Attach() {
     ASSERT_TRUE(stream_->Write(HelloOf(kUser.uid)));
-    EXPECT_EQ(turns_.Held(kUser), 0u) << "it is a stranger's";
+    EXPECT_EQ(turns_.Held(OfNode()), 0u) << "it is a stranger's";
     ASSERT_TRUE(turns_.Give(kStrangers));
     v1::AttachResponse welcome;
     ASSERT_TRUE(stream_->Read(&welcome) && welcome.has_welcome());
@@ -187,10 +190,10 @@ TEST_F(AgentTurnsTest, MessagesAreHandledInOrder) {
   Attach();
   Open(0);
   Open(1);
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   EXPECT_EQ(StateOf(0), RankState::kLive);
   EXPECT_EQ(StateOf(1), RankState::kAbsent);
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   EXPECT_EQ(StateOf(1), RankState::kLive);
 }
 
@@ -208,7 +211,7 @@ TEST_F(AgentTurnsTest, EachCallAndMessageIsCountedWhenItComes) {
 TEST_F(AgentTurnsTest, AnAgentIsNotSilentWhileItsMessageWaits) {
   Attach();
   Open(0);
-  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; }));
+  ASSERT_TRUE(Soon([&] { return turns_.Held(OfNode()) == 1; }));
   v1::AttachRequest pong;
   pong.mutable_pong();
   const auto sessions = server_->Sessions();
@@ -219,10 +222,10 @@ TEST_F(AgentTurnsTest, AnAgentIsNotSilentWhileItsMessageWaits) {
     sessions[0]->Tick(clock_.NowNs());
     ASSERT_TRUE(stream_->Write(pong));
   }
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   sessions[0]->Tick(clock_.NowNs());
   Open(1);  // behind the pongs, which have no turns
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   EXPECT_EQ(StateOf(0), RankState::kLive);
   EXPECT_EQ(StateOf(1), RankState::kLive);
 }
@@ -240,7 +243,7 @@ TEST_F(AgentTurnsTest, AnAgentThatNeverReadsItsEndIsGoneAfterAWhile) {
   ASSERT_TRUE(turns_.Give(kStrangers));
   // Its Welcome does not fit the window. A second Hello ends the stream.
   ASSERT_TRUE(stream->Write(HelloOf(kUser.uid)));
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   const auto greeted = [&] {
     const auto sessions = server_->Sessions();
     return std::count_if(sessions.begin(), sessions.end(),
@@ -249,7 +252,7 @@ TEST_F(AgentTurnsTest, AnAgentThatNeverReadsItsEndIsGoneAfterAWhile) {
   EXPECT_EQ(greeted(), 1);
   clock_.Advance(kPeerSilenceNs + 1);
   for (const auto& session : server_->Sessions()) session->Tick(clock_.NowNs());
-  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) > 0 || greeted() == 0; }));
+  ASSERT_TRUE(Soon([&] { return turns_.Held(OfNode()) > 0 || greeted() == 0; }));
   turns_.Free();
   EXPECT_TRUE(Soon([&] { return greeted() == 0; }));
 }
@@ -265,38 +268,38 @@ TEST_F(AgentTurnsTest, AnAgentIsSilentLaterIfItsSocketHasUnreadBytes) {
   clock_.Advance(kUnreadSilenceNs);
   sessions[0]->Tick(clock_.NowNs());
   Open(0);
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   EXPECT_EQ(StateOf(0), RankState::kLive) << "the stream goes on";
   clock_.Advance(kSecond);
   sessions[0]->Tick(clock_.NowNs());  // asks
   clock_.Advance(kUnreadSilenceNs + 1);
   sessions[0]->Tick(clock_.NowNs());
-  ASSERT_TRUE(turns_.Give(kUser)) << "the stream's end";
+  ASSERT_TRUE(turns_.Give(OfNode())) << "the stream's end";
   EXPECT_EQ(StateOf(0), RankState::kLost);
 }
 
 TEST_F(AgentTurnsTest, AStreamThatEndsEndsItsRanksAfterTheMessageThatWaits) {
   Attach();
   Open(0);
-  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; }));
+  ASSERT_TRUE(Soon([&] { return turns_.Held(OfNode()) == 1; }));
   call_.TryCancel();
   stream_->Finish();
   stream_ = nullptr;
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   EXPECT_EQ(StateOf(0), RankState::kLive);
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   EXPECT_EQ(StateOf(0), RankState::kLost);
 }
 
 TEST_F(AgentTurnsTest, ADaemonThatStopsDropsTheMessagesThatWait) {
   Attach();
   Open(0);
-  ASSERT_TRUE(Soon([&] { return turns_.Held(kUser) == 1; }));
+  ASSERT_TRUE(Soon([&] { return turns_.Held(OfNode()) == 1; }));
   peer_turns_.Stop();
   shut_down_ = true;
   std::thread stops([&] { server_->Shutdown(); });  // until every stream has ended
-  EXPECT_TRUE(turns_.Give(kUser));
-  EXPECT_TRUE(turns_.Give(kUser)) << "the end";
+  EXPECT_TRUE(turns_.Give(OfNode()));
+  EXPECT_TRUE(turns_.Give(OfNode())) << "the end";
   stops.join();
   EXPECT_TRUE(node_.jobs.Jobs().empty());
 }
@@ -305,14 +308,14 @@ TEST_F(AgentTurnsTest, ADaemonThatStopsDropsTheMessagesThatWait) {
 TEST_F(AgentTurnsTest, LongBytesThatAreNoMessageEndTheStreamInTheirTurn) {
   Attach();
   WriteNoMessage(20'000);
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   ExpectRefused("bytes that are no message");
 }
 
 TEST_F(AgentTurnsTest, ShortBytesThatAreNoMessageEndTheStreamInTheirTurn) {
   Attach();
   WriteNoMessage(200);
-  ASSERT_TRUE(turns_.Give(kUser));
+  ASSERT_TRUE(turns_.Give(OfNode()));
   ExpectRefused("bytes that are no message");
 }
 

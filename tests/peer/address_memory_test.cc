@@ -1,4 +1,4 @@
-#include "daemon/peer/address_accounts.h"
+#include "daemon/peer/address_memory.h"
 
 #include <memory>
 #include <string>
@@ -15,16 +15,13 @@ namespace gradsync::daemon {
 namespace {
 
 constexpr std::uint64_t kPerUser = 1000;
-constexpr std::uint64_t kMost = AddressAccounts::kQuotas * kPerUser;
+constexpr std::uint64_t kMost = AddressMemory::kQuotas * kPerUser;
 
-class AddressAccountsTest : public testing::Test {
+class AddressMemoryTest : public testing::Test {
  protected:
   // What a node of the address may reserve for the user.
   MemoryAccount AccountOf(const std::string& address, uid_t user, const std::string& network = "") {
-    auto account = accounts_.Open(address, network.empty() ? address : network, user);
-    EXPECT_TRUE(account.ok()) << account.status();
-    users_.push_back(account->user);
-    return {&quota_, Tenant(user), account->memory};
+    return {&quota_, Tenant(user), memory_.Of(address, network.empty() ? address : network)};
   }
   absl::Status Hold(const MemoryAccount& account, std::uint64_t bytes) {
     auto held = account.Reserve(bytes);
@@ -34,12 +31,11 @@ class AddressAccountsTest : public testing::Test {
   }
 
   ArenaQuota quota_{kPerUser};
-  AddressAccounts accounts_{kPerUser};
-  std::vector<std::shared_ptr<void>> users_;
+  AddressMemory memory_{kPerUser};
   std::vector<ArenaQuota::Reservation> held_;
 };
 
-TEST_F(AddressAccountsTest, AnAddressHasABoundWhateverUsersItNames) {
+TEST_F(AddressMemoryTest, AnAddressHasABoundWhateverUsersItNames) {
   EXPECT_TRUE(Hold(AccountOf("10.0.0.1", 1), kPerUser).ok());
   EXPECT_TRUE(Hold(AccountOf("10.0.0.1", 2), kPerUser).ok());
   const absl::Status refused = Hold(AccountOf("10.0.0.1", 3), 1);
@@ -49,35 +45,35 @@ TEST_F(AddressAccountsTest, AnAddressHasABoundWhateverUsersItNames) {
   EXPECT_EQ(quota_.bytes_of(Tenant(3)), 0u) << "a refusal counts nowhere";
   EXPECT_TRUE(Hold(AccountOf("10.0.0.2", 3), kPerUser).ok());
   held_.clear();
-  EXPECT_EQ(accounts_.BytesOf("10.0.0.1"), 0u);
+  EXPECT_EQ(memory_.BytesOf("10.0.0.1"), 0u);
   EXPECT_TRUE(Hold(AccountOf("10.0.0.1", 3), kPerUser).ok());
 }
 
-TEST_F(AddressAccountsTest, TheUsersQuotaHoldsToo) {
+TEST_F(AddressMemoryTest, TheUsersQuotaHoldsToo) {
   const MemoryAccount account = AccountOf("10.0.0.1", 1);
   EXPECT_TRUE(Hold(account, kPerUser).ok());
   EXPECT_FALSE(Hold(account, 1).ok());
   EXPECT_FALSE(Hold(account, ~std::uint64_t{0}).ok());
-  EXPECT_EQ(accounts_.BytesOf("10.0.0.1"), kPerUser);
+  EXPECT_EQ(memory_.BytesOf("10.0.0.1"), kPerUser);
 }
 
-TEST_F(AddressAccountsTest, AReservationCountsWhatItHas) {
+TEST_F(AddressMemoryTest, AReservationCountsWhatItHas) {
   ArenaQuota::Reservation whole = *AccountOf("10.0.0.1", 1).Reserve(100);
   ASSERT_TRUE(whole.Resize(300).ok());
-  EXPECT_EQ(accounts_.BytesOf("10.0.0.1"), 300u);
+  EXPECT_EQ(memory_.BytesOf("10.0.0.1"), 300u);
   ASSERT_TRUE(whole.Resize(200).ok());
   ArenaQuota::Reservation part = whole.Split(50);
   whole = {};
-  EXPECT_EQ(accounts_.BytesOf("10.0.0.1"), 50u);
+  EXPECT_EQ(memory_.BytesOf("10.0.0.1"), 50u);
   const ArenaQuota::Reservation moved = std::move(part);
-  EXPECT_EQ(accounts_.BytesOf("10.0.0.1"), 50u);
+  EXPECT_EQ(memory_.BytesOf("10.0.0.1"), 50u);
 }
 
-TEST_F(AddressAccountsTest, AnAddressLeavesRoomForItsNetwork) {
+TEST_F(AddressMemoryTest, AnAddressLeavesRoomForItsNetwork) {
   constexpr char kNetwork[] = "2001:db8::/64";
   uid_t user = 0;
   const auto fill = [&](const std::string& address) {
-    for (std::uint64_t i = 0; i < AddressAccounts::kQuotas; ++i) {
+    for (std::uint64_t i = 0; i < AddressMemory::kQuotas; ++i) {
       EXPECT_TRUE(Hold(AccountOf(address, ++user, kNetwork), kPerUser).ok()) << address;
     }
   };
@@ -89,39 +85,28 @@ TEST_F(AddressAccountsTest, AnAddressLeavesRoomForItsNetwork) {
   const absl::Status network_full = Hold(AccountOf("2001:db8::3", ++user, kNetwork), 1);
   EXPECT_TRUE(absl::StrContains(network_full.message(), "the nodes of 2001:db8::/64 make"))
       << network_full;
-  EXPECT_EQ(accounts_.BytesOf("2001:db8::3"), 0u);
-  EXPECT_EQ(accounts_.BytesOf(kNetwork), 2 * kMost);
+  EXPECT_EQ(memory_.BytesOf("2001:db8::3"), 0u);
+  EXPECT_EQ(memory_.BytesOf(kNetwork), 2 * kMost);
   EXPECT_TRUE(Hold(AccountOf("2001:db8:0:1::1", ++user, "2001:db8:0:1::/64"), kPerUser).ok());
 }
 
-TEST_F(AddressAccountsTest, AnAddressNamesFewUsersAtATime) {
-  for (uid_t user = 1; user <= AddressAccounts::kUsers; ++user) AccountOf("10.0.0.1", user);
-  AccountOf("10.0.0.1", 1);  // another job of the same user
-  const absl::Status refused = accounts_.Open("10.0.0.1", "10.0.0.1", 1000).status();
-  EXPECT_EQ(DetailsOf(refused).reason, "QUOTA") << refused;
-  EXPECT_TRUE(absl::StrContains(refused.message(), "have joined jobs of 32 users here")) << refused;
-  users_.front() = nullptr;
-  EXPECT_FALSE(accounts_.Open("10.0.0.1", "10.0.0.1", 1000).ok()) << "it has another job";
-  users_.back() = nullptr;
-  EXPECT_TRUE(accounts_.Open("10.0.0.1", "10.0.0.1", 1000).ok());
+// Whoever has left may still be charged, but not its address.
+TEST_F(AddressMemoryTest, AReservationCanLeaveItsAddress) {
+  ArenaQuota::Reservation whole = *AccountOf("10.0.0.1", 1).Reserve(100);
+  whole.LeaveOrigin();
+  EXPECT_EQ(memory_.BytesOf("10.0.0.1"), 0u);
+  EXPECT_EQ(quota_.bytes_of(Tenant(1)), 100u);
+  ASSERT_TRUE(whole.Resize(200).ok());
+  EXPECT_EQ(memory_.BytesOf("10.0.0.1"), 0u);
 }
 
-TEST_F(AddressAccountsTest, ANetworkNamesFewUsersAtATime) {
-  for (uid_t user = 1; user <= AddressAccounts::kUsersOfNetwork; ++user) {
-    AccountOf(absl::StrCat("2001:db8::", user % 3), user, "2001:db8::/64");
-  }
-  EXPECT_FALSE(accounts_.Open("2001:db8::9", "2001:db8::/64", 1000).ok());
-  EXPECT_TRUE(accounts_.Open("2001:db8::9", "2001:db8::/64", 1).ok()) << "it is known";
-}
-
-TEST(AddressAccounts, WhatItGivesMayOutliveIt) {
+TEST(AddressMemory, WhatItGivesMayOutliveIt) {
   ArenaQuota quota(kPerUser);
-  auto accounts = std::make_unique<AddressAccounts>(kPerUser);
-  const auto account = accounts->Open("10.0.0.1", "10.0.0.1", 1);
-  ASSERT_TRUE(account.ok());
-  const auto held = MemoryAccount{&quota, Tenant(1), account->memory}.Reserve(1);
+  auto memory = std::make_unique<AddressMemory>(kPerUser);
+  const MemoryAccount account{&quota, Tenant(1), memory->Of("10.0.0.1", "10.0.0.1")};
+  const auto held = account.Reserve(1);
   EXPECT_TRUE(held.ok());
-  accounts = nullptr;
+  memory = nullptr;
 }
 
 }  // namespace
