@@ -96,11 +96,8 @@ absl::Status OutOfThreads() {
 #endif
 
 #ifndef GRADSYNC_SANITIZER_STARTS_THREADS
-// Stands before the C library's function, for gRPC and every other library. gRPC loses work if it
-// gets no thread, and TryToStart() takes the last ones for a moment. So what the system refuses is
-// tried again.
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
-                              void* (*body)(void*), void* argument) noexcept {
+extern "C" int GradsyncStartThread(pthread_t* thread, const pthread_attr_t* attributes,
+                                   void* (*body)(void*), void* argument) noexcept {
   using gradsync::daemon::MonotonicNowNs;
   static const auto start =
       reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
@@ -114,4 +111,10 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
+
+// Stands before the C library's function, for gRPC and every other library. gRPC loses work if it
+// gets no thread, and TryToStart() takes the last ones for a moment. So what the system refuses is
+// tried again.
+extern "C" int pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) noexcept
+    __attribute__((alias("GradsyncStartThread")));
 #endif

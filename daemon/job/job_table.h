@@ -28,7 +28,7 @@ namespace gradsync::daemon {
 
 // Where a rank's process is.
 struct RankPlace {
-  std::string node = "";                           // empty: this one
+  std::string node = {};                           // empty: this one
   PodId pod = {};                                  // of the process, if it is on this node
   std::shared_ptr<MemoryOrigin> origin = nullptr;  // null: this node
 };
