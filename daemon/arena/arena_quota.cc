@@ -85,8 +85,8 @@ ArenaQuota::Reservation::~Reservation() { Release(); }
 absl::Status ArenaQuota::Reservation::Resize(std::uint64_t bytes) {
   if (quota_ == nullptr) return absl::OkStatus();
   if (bytes > bytes_) {
-    if (absl::Status taken = quota_->Take(user_, bytes - bytes_, origin_.get()); !taken.ok())
-      return taken;
+    absl::Status taken = quota_->Take(user_, bytes - bytes_, origin_.get());
+    if (!taken.ok()) return taken;
   } else if (bytes < bytes_) {
     quota_->Release(user_, bytes_ - bytes, origin_.get());
   }

@@ -43,8 +43,9 @@ bool LogLimiter::Allow(std::string_view message, const LogSubject& subject) {
     ++window.written;
     return true;
   }
-  if (window.suppressed++ == 0 && windows_suppressing_++ == 0)
+  if (window.suppressed++ == 0 && windows_suppressing_++ == 0) {
     look_ns_ = window.start_ns + kWindowNs;
+  }
   return false;
 }
 
