@@ -111,6 +111,8 @@ struct JoinRequest {
   std::uint64_t incarnation = 0;  // of its session, on its node
   std::string coordinator;        // address of rank 0's daemon; empty: this daemon
   std::uint64_t patience_ns = 0;  // how long the rank waits for that daemon
+  // How many connections to that daemon have ended before its first message.
+  std::uint32_t connections_lost = 0;
   std::string client;
   // The client's message, if `coordinator` is not empty; otherwise null.
   std::shared_ptr<const v1::OpenSession> message;

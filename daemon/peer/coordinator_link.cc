@@ -40,6 +40,10 @@ constexpr char kHarm[] =
     "it sends too many bytes that are no message, or too many or too long headers, or it resets "
     "too many calls";
 
+// A connection can be lost by chance before the Welcome: its coordinator starts again, or is so
+// busy with others that it ends this one. So a rank has a few.
+constexpr std::uint32_t kMostLost = 3;
+
 constexpr char kAttach[] = "/gradsync.v1.Peer/Attach";
 // What a light message may name: more than a node or a worker usually has ranks.
 constexpr int kLightRanks = 64;
@@ -456,12 +460,29 @@ void CoordinatorLink::OnFinished() {
     return;
   }
   absl::Status why = finish;
+  bool lost = false;
   if (HasHarmed()) {
     why = Refused(WhyHarmful());
   } else if (DetailsOf(finish).reason.empty()) {
     why = Unreachable(std::string(finish.message()));
+    lost = absl::IsUnavailable(finish);
   }
-  for (const Waiting& one : waiting) one.joined(why);
+  for (const Waiting& one : waiting) {
+    if (!lost || !JoinAnew(one)) one.joined(why);
+  }
+}
+
+bool CoordinatorLink::JoinAnew(const Waiting& waiting) {
+  const std::uint64_t now_ns = context_.clock->NowNs();
+  if (context_.anew == nullptr || waiting.request.connections_lost >= kMostLost ||
+      now_ns >= waiting.deadline_ns) {
+    return false;
+  }
+  JoinRequest request = waiting.request;
+  request.patience_ns = waiting.deadline_ns - now_ns;
+  ++request.connections_lost;
+  context_.anew->Join(request, waiting.sink, waiting.joined);
+  return true;
 }
 
 absl::Status CoordinatorLink::Unreachable(const std::string& why) const {

@@ -61,6 +61,9 @@ struct LinkContext {
   const Clock* clock = nullptr;
   bool tls = false;           // the coordinator has shown a certificate
   JobFinder* here = nullptr;  // this node's jobs, in case the coordinator is this daemon itself
+  // Joins a rank by another link when this one's connection is lost before the Welcome. It outlives
+  // the link's stream. Null: the rank does not join.
+  JobFinder* anew = nullptr;
 };
 
 // Thread-safe. Lock order: CoordinatorLink::mutex_, then those of ForwardingJob, WorkerProxyServer,
@@ -174,6 +177,8 @@ class CoordinatorLink final
   // found.
   void OnProbed(const std::string& why);
   absl::Status Unreachable(const std::string& why) const;
+  // False: the rank has waited long enough, or has lost too many connections.
+  bool JoinAnew(const Waiting& waiting);
   void StartRank(Waiting waiting) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnRankResponse(const v1::RankResponse& response);
   // Notes that the coordinator has just used this node. It launches here even if this node's ranks

@@ -75,18 +75,19 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
   const Tenant user(request.key.uid, request.pod);
   for (;;) {
     std::shared_ptr<CoordinatorLink> link, ended;
-    bool here = IsOwn(*address);
+    bool here = IsOwn(*address), cancelled = false;
     std::shared_ptr<DialedSockets> sockets;  // not null: the link is to be dialed
     std::uint64_t paused_ns = 0;
     Links crowd;
     {
       MutexLock lock(&mutex_);
+      cancelled = cancelled_;
       here = here || selves_.count({user, text}) > 0;
       const auto found = links_.find({text, request.key});
       const bool is_new = !here && (found == links_.end() || found->second->ended());
       if (is_new) paused_ns = PauseLeftLocked(user);
       if (!here && found == links_.end()) crowd = CrowdLocked(user);
-      if (!here && crowd.empty() && paused_ns == 0) {
+      if (!here && !cancelled && crowd.empty() && paused_ns == 0) {
         auto& slot = links_[{text, request.key}];
         if (is_new) {
           ended = slot;
@@ -94,6 +95,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
           context.counted = streams_.Add();
           context.payer = user;
           context.engine_rate = engine_rate_;
+          context.anew = this;
           sockets = context.sockets =
               std::make_shared<DialedSockets>(!context.tls, user, dial_rate_);
           slot = CoordinatorLink::Create(context, text, request.key);
@@ -102,6 +104,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
       }
     }
     if (ended != nullptr) ended->CloseConnection();
+    if (cancelled) return joined(absl::UnavailableError("the daemon is stopping"));
     if (paused_ns > 0) {
       return joined(MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
@@ -245,9 +248,13 @@ void CoordinatorLinkTable::EndRanks(const absl::Status& why) {
 }
 
 void CoordinatorLinkTable::Cancel() {
-  for (const auto& link : All()) link->Cancel();
-  MutexLock lock(&mutex_);
-  links_.clear();
+  decltype(links_) links;
+  {
+    MutexLock lock(&mutex_);
+    cancelled_ = true;
+    links.swap(links_);
+  }
+  for (const auto& [key, link] : links) link->Cancel();
 }
 
 std::vector<RemoteJobSnapshot> CoordinatorLinkTable::RemoteJobs(RemoteJobFilter wanted) {

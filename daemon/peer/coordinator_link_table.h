@@ -34,7 +34,7 @@ namespace gradsync::daemon {
 // Thread-safe. Calls links and jobs without its lock, except to ask whether a link has ended, and
 // why.
 // Shares the links with their streams.
-class CoordinatorLinkTable {
+class CoordinatorLinkTable final : public JobFinder {
  public:
   struct Options {
     LinkContext link;
@@ -52,9 +52,9 @@ class CoordinatorLinkTable {
 
   // Joins the rank to the job at request.coordinator, which may be this daemon itself. Dials it if
   // there is no link. RESOURCE_EXHAUSTED QUOTA: the user has too many jobs that other nodes
-  // coordinate, or is paused.
+  // coordinate, or is paused. UNAVAILABLE: after Cancel().
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
-            std::function<void(absl::StatusOr<Joined>)> joined);
+            std::function<void(absl::StatusOr<Joined>)> joined) override;
 
   // Forgets the links that have ended. Remembers for each user at which addresses this daemon
   // itself answered. Returns whether any link is left.
@@ -66,7 +66,7 @@ class CoordinatorLinkTable {
   // CoordinatorLink::EndIdle() and EndRanks() of every link.
   bool EndIdle(const absl::Status& why);
   void EndRanks(const absl::Status& why);
-  // Cancels and forgets every link.
+  // Cancels and forgets every link, and makes no new one.
   void Cancel();
   // The links' streams, including those of forgotten links.
   const StreamCount& streams() const { return streams_; }
@@ -104,6 +104,7 @@ class CoordinatorLinkTable {
       ABSL_GUARDED_BY(mutex_);
   // What gRPC may hold for all links of a user.
   std::map<Tenant, grpc::ResourceQuota> quotas_ ABSL_GUARDED_BY(mutex_);
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   // Users whose coordinators did harm.
   std::map<Tenant, GrowingPause> pauses_ ABSL_GUARDED_BY(mutex_);
   // Addresses at which this daemon itself answers, each with the user whose link has found out. A

@@ -141,11 +141,14 @@ std::vector<TcpEnd> PeerListener::OwnEnds(absl::string_view caller) {
   return ends;
 }
 
-void PeerListener::EndSlow(std::uint64_t limit_ns) {
+void PeerListener::EndSlow(std::uint64_t limit_ns, std::uint64_t few) {
   TcpEnd slow;
   {
     MutexLock lock(&mutex_);
-    if (connecting_ns_ == 0 || clock_.NowNs() < connecting_ns_ + limit_ns) return;
+    if (connecting_ns_ == 0 || clock_.NowNs() < connecting_ns_ + limit_ns ||
+        connecting_socket_.ReceivedBytes() <= few) {
+      return;
+    }
     slow = connecting_;
   }
   if (End(std::string(slow.ip.begin(), slow.ip.end()), slow.port)) {
@@ -205,6 +208,7 @@ std::string PeerListener::Accept(int socket) {
   if (most_calls_ > 0) BorrowedSocket(connection.get()).LimitHeaders(HeaderFrames(most_calls_));
   {
     MutexLock lock(&mutex_);
+    connecting_socket_ = BorrowedSocket(connection.get());
     connecting_ = TcpEnd::Of(peer);
     connecting_ns_ = clock_.NowNs();
   }

@@ -17,6 +17,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "daemon/base/borrowed_socket.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/unique_fd.h"
@@ -61,8 +62,9 @@ class PeerListener {
   }
   // As ConnectionLimit::EndVain(). Thread-safe.
   std::vector<TcpEnd> EndVain(const VainBytes::Most& most) { return limit_.EndVain(most); }
-  // As End(), for the connection whose `connected` lasts for longer than `limit_ns`. Thread-safe.
-  void EndSlow(std::uint64_t limit_ns);
+  // As End(), for the connection whose `connected` lasts for longer than `limit_ns`, and which has
+  // sent more than `few` bytes: otherwise it is this machine that is slow. Thread-safe.
+  void EndSlow(std::uint64_t limit_ns, std::uint64_t few);
   // The CallerKey of a connection, from the address of its other end, as gRPC names it.
   // Thread-safe.
   CallerKey CallerAt(absl::string_view address);
@@ -93,7 +95,9 @@ class PeerListener {
   const MonotonicClock clock_;
   ConnectionLimit limit_;
   Mutex mutex_;
-  TcpEnd connecting_ ABSL_GUARDED_BY(mutex_);  // the connection's other end, while `connected` runs
+  // The connection and its other end, while `connected` runs.
+  BorrowedSocket connecting_socket_ ABSL_GUARDED_BY(mutex_);
+  TcpEnd connecting_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t connecting_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // since when; 0: it does not run
   std::thread thread_;
 };

@@ -35,8 +35,10 @@ constexpr int kHandshakeTimeoutMs = 10'000;
 constexpr ConnectionLimit::SilentBytes kMostSilentBytes = {128 << 10, 1 << 20};
 // A look takes two system calls for each connection.
 constexpr std::uint64_t kLookAtBytesNs = 250'000'000;
-// gRPC reads a connection that it is given until there is nothing to read for a moment.
+// gRPC reads a connection that it is given until there is nothing to read for a moment. On a busy
+// machine that may take long. Meanwhile an honest node sends its Hello, and waits for the Welcome.
 constexpr std::uint64_t kConnectLimitNs = 500'000'000;
+constexpr std::uint64_t kConnectBytes = 16 << 10;
 
 // How many streams of this address have said Hello, or something that waits for its turn.
 std::size_t GreetedAt(const std::string& address,
@@ -168,7 +170,7 @@ void PeerServer::EndVain() {
 }
 
 bool PeerServer::WatchCalls() {
-  listener_->EndSlow(kConnectLimitNs);
+  listener_->EndSlow(kConnectLimitNs, kConnectBytes);
   EndVain();
   if (const std::uint64_t now_ns = MonotonicNowNs();
       now_ns >= looked_at_bytes_ns_ + kLookAtBytesNs) {

@@ -186,6 +186,28 @@ TEST_F(CoordinatorLinkTableTest, ASlowCoordinatorIsNotDialedAgain) {
   EXPECT_TRUE(absl::IsCancelled(Answer(std::move(joined))));
 }
 
+// It may start again while a rank joins, or end connections because it is busy.
+TEST_F(CoordinatorLinkTableTest, ACoordinatorThatIsLostBeforeItAnswersIsDialedAgain) {
+  std::string address;
+  const Descriptor listener = ListenTcp("127.0.0.1", &address);
+  std::future<absl::Status> joined = Join(Tenant(kUser), address);
+  for (int dial = 0; dial < 4; ++dial) {
+    Descriptor accepted = AcceptOne(listener, kPatienceMs);
+    ASSERT_GE(accepted.get(), 0) << dial;
+    attack::RawHttp2 coordinator = attack::RawHttp2::Server(std::move(accepted));
+    ASSERT_TRUE(coordinator.AwaitCall()) << dial;
+  }
+  const absl::Status why = Answer(std::move(joined));
+  EXPECT_TRUE(absl::IsUnavailable(why)) << why;
+  EXPECT_NE(why.message().find("cannot reach the daemon"), std::string::npos) << why;
+
+  joined = Join(Tenant(kUser), address);
+  const Descriptor first = AcceptOne(listener, kPatienceMs);
+  table_.Cancel();
+  EXPECT_FALSE(Answer(std::move(joined)).ok());
+  EXPECT_TRUE(absl::IsUnavailable(Answer(Join(Tenant(kUser), address)))) << "the daemon stops";
+}
+
 TEST_F(CoordinatorLinkTableTest, AUserWhoseCoordinatorDoesHarmWaits) {
   const Tenant user(kUser);
   std::string address;

@@ -223,11 +223,15 @@ TEST(PeerListenerTest, EndsAConnectionThatTakesTooLong) {
   ASSERT_EQ(bind(next.get(), reinterpret_cast<const sockaddr*>(&elsewhere), sizeof(elsewhere)), 0);
   EXPECT_TRUE(Connect(next, (*listener)->port()));
   ASSERT_TRUE(Soon([&] { return connected == 1; }));
-  (*listener)->EndSlow(/*limit_ns=*/std::uint64_t{1} << 60);
+  constexpr std::uint64_t kFew = 100;
+  (*listener)->EndSlow(/*limit_ns=*/0, kFew);
   char byte = 0;
+  EXPECT_EQ(recv(slow.get(), &byte, 1, MSG_DONTWAIT), -1) << "it has sent little";
+  ASSERT_EQ(send(slow.get(), std::string(kFew + 1, 'x').data(), kFew + 1, 0), kFew + 1);
+  (*listener)->EndSlow(/*limit_ns=*/std::uint64_t{1} << 60, kFew);
   EXPECT_EQ(recv(slow.get(), &byte, 1, MSG_DONTWAIT), -1) << "it may take so long";
   ASSERT_TRUE(Soon([&] {
-    (*listener)->EndSlow(/*limit_ns=*/0);
+    (*listener)->EndSlow(/*limit_ns=*/0, kFew);
     return connected == 2;
   })) << "the other connection is accepted";
   EXPECT_EQ(recv(slow.get(), &byte, 1, 0), 0) << "the slow one has ended";
