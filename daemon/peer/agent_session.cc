@@ -211,7 +211,7 @@ void AgentSession::InTurn(const LazyMessage<v1::AttachRequest>* message, UserTur
   if (message != nullptr) Heard(message->Bytes());
   if (turns_ == nullptr) {
     turns_ = context_.turns->Of(greeted() ? Tenant(key_.uid) : stranger_);
-    if (greeted()) address_turns_ = context_.turns->OfAddress(address_);
+    if (greeted()) address_turns_ = context_.turns->OfAddress(address_, network_);
   }
   // This session may end within the call.
   const auto turns = turns_;

@@ -4,8 +4,6 @@
 #include <iterator>
 #include <utility>
 
-#include "absl/strings/str_format.h"
-
 namespace gradsync::daemon {
 
 namespace {
@@ -26,38 +24,27 @@ void Prune(std::uint64_t now_ns, Map* turns) {
   }
 }
 
-// A tenant that nobody is.
-Tenant Nobody(std::uint64_t number) {
-  return Tenant(kStrangers.uid, PodId::Parse(absl::StrFormat("%032x", number)).value_or(PodId()));
-}
-
 }  // namespace
 
 bool AddressTurns::HasShare(std::uint64_t now_ns) const {
-  constexpr std::uint64_t kAheadNs = PeerTurns::kTimePerUseOfAddress * PeerTurns::kBurstNs;
-  return paid_ns_.load() <= now_ns + kAheadNs;
+  constexpr std::uint64_t kAheadNs = PeerTurns::kTimePerUseOfNetwork * PeerTurns::kBurstNs;
+  return share_->paid_ns_.load() <= now_ns + kAheadNs;
 }
 
-void AddressTurns::Wait(const Tenant& user, Take take) {
+bool AddressTurns::Begin(const std::shared_ptr<UserTurns>& user) {
   const MutexLock lock(&mutex_);
-  const auto [queue, is_new] = waiting_.try_emplace(user);
-  queue->second.push_back(std::move(take));
-  if (is_new) turns_.push_back(user);
+  if (!busy_) return busy_ = true;
+  waiting_.push_back(user);
+  return false;
 }
 
-AddressTurns::Take AddressTurns::Next() {
+std::shared_ptr<UserTurns> AddressTurns::End() {
   const MutexLock lock(&mutex_);
-  const Tenant user = turns_.front();
-  turns_.pop_front();
-  const auto queue = waiting_.find(user);
-  Take take = std::move(queue->second.front());
-  queue->second.pop_front();
-  if (queue->second.empty()) {
-    waiting_.erase(queue);
-  } else {
-    turns_.push_back(user);
-  }
-  return take;
+  busy_ = false;
+  if (waiting_.empty()) return nullptr;
+  std::shared_ptr<UserTurns> user = std::move(waiting_.front());
+  waiting_.pop_front();
+  return user;
 }
 
 bool UserTurns::HasShare(std::uint64_t now_ns) const {
@@ -79,17 +66,76 @@ void UserTurns::Add(std::uint64_t begin_ns, MessageWeight weight, Take take,
         user_, [turns = turns_, take = std::move(take)] { take(/*drop=*/turns->stopped_.load()); });
     return;
   }
-  address->Wait(user_, std::move(take));
-  turns_->executor_->Run(address->key_, [turns = turns_, address] {
-    address->Next()(/*drop=*/turns->stopped_.load());
-  });
+  Wait(address, std::move(take));
+}
+
+void UserTurns::Wait(const std::shared_ptr<AddressTurns>& address, Take take) {
+  {
+    const MutexLock lock(&mutex_);
+    auto of_address = std::find_if(waiting_.begin(), waiting_.end(),
+                                   [&](const Waiting& one) { return one.address == address; });
+    if (of_address == waiting_.end()) {
+      of_address = waiting_.insert(waiting_.end(), Waiting{address, {}});
+    }
+    of_address->takes.push_back(std::move(take));
+    if (scheduled_ || of_address->parked) return;
+    scheduled_ = true;
+  }
+  Schedule();
+}
+
+void UserTurns::Schedule() {
+  turns_->executor_->Run(user_, [self = shared_from_this()] { self->RunNext(); });
+}
+
+void UserTurns::RunNext() {
+  Take take;
+  std::shared_ptr<AddressTurns> address;
+  {
+    const MutexLock lock(&mutex_);
+    for (std::size_t left = waiting_.size(); take == nullptr && left > 0; --left) {
+      Waiting first = std::move(waiting_.front());
+      waiting_.pop_front();
+      if (!first.parked && first.address->Begin(shared_from_this())) {
+        address = first.address;
+        take = std::move(first.takes.front());
+        first.takes.pop_front();
+      } else {
+        first.parked = true;
+      }
+      if (!first.takes.empty()) waiting_.push_back(std::move(first));
+    }
+    if (take == nullptr) {
+      scheduled_ = false;
+      return;
+    }
+  }
+  take(/*drop=*/turns_->stopped_.load());
+  take = nullptr;  // may free memory
+  if (const auto next = address->End()) next->Resume(address.get());
+  {
+    const MutexLock lock(&mutex_);
+    scheduled_ = std::any_of(waiting_.begin(), waiting_.end(),
+                             [](const Waiting& one) { return !one.parked; });
+    if (!scheduled_) return;
+  }
+  Schedule();
+}
+
+void UserTurns::Resume(const AddressTurns* address) {
+  {
+    const MutexLock lock(&mutex_);
+    for (Waiting& one : waiting_) one.parked = one.parked && one.address.get() != address;
+    if (std::exchange(scheduled_, true)) return;
+  }
+  Schedule();
 }
 
 void UserTurns::Charge(std::uint64_t begin_ns, AddressTurns* address) {
   const std::uint64_t use_ns = turns_->clock_->NowNs() - begin_ns + PeerTurns::kReadNs;
   Pay(begin_ns, PeerTurns::kTimePerUse * use_ns, &paid_ns_);
   if (address == nullptr) return;
-  Pay(begin_ns, PeerTurns::kTimePerUseOfAddress * use_ns, &address->paid_ns_);
+  Pay(begin_ns, PeerTurns::kTimePerUseOfNetwork * use_ns, &address->share_->paid_ns_);
 }
 
 std::shared_ptr<UserTurns> PeerTurns::Of(const Tenant& user) {
@@ -101,15 +147,23 @@ std::shared_ptr<UserTurns> PeerTurns::Of(const Tenant& user) {
   return turns;
 }
 
-std::shared_ptr<AddressTurns> PeerTurns::OfAddress(const std::string& address) {
+std::shared_ptr<AddressTurns> PeerTurns::OfAddress(const std::string& address,
+                                                   const std::string& network) {
   MutexLock lock(&mutex_);
   if (const auto found = addresses_.find(address); found != addresses_.end()) return found->second;
   Prune(clock_->NowNs(), &addresses_);
-  auto turns = std::make_shared<AddressTurns>(Nobody(++last_address_));
+  auto share = networks_.find(network);
+  if (share == networks_.end()) {
+    Prune(clock_->NowNs(), &networks_);
+    share = networks_.try_emplace(network, std::make_shared<NetworkShare>()).first;
+  }
+  auto turns = std::make_shared<AddressTurns>(share->second);
   addresses_[address] = turns;
   return turns;
 }
 
-Tenant LocalStrangers() { return Nobody(1); }
+Tenant LocalStrangers() {
+  return Tenant(kStrangers.uid, PodId::Parse("00000000000000000000000000000001").value_or(PodId()));
+}
 
 }  // namespace gradsync::daemon

@@ -4,8 +4,10 @@
 // microseconds, so that a message of a step need not wait for another thread. A message that may
 // take longer waits for a turn of its user on the executor's threads. If a user has used up its
 // share of the two threads, all its messages wait for turns. The time to parse them counts, too.
-// Pings are always answered at once. Another node may name any user, so its address has a share and
-// a turn of its own, which the users that it names divide among themselves.
+// Pings are always answered at once.
+//
+// Another node may name any user. So its network has a share of its own, and one message of its
+// address has a turn at a time, whatever users it names.
 
 #ifndef DAEMON_PEER_PEER_TURNS_H_
 #define DAEMON_PEER_PEER_TURNS_H_
@@ -19,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "daemon/base/clock.h"
 #include "daemon/base/mutex.h"
@@ -34,40 +37,52 @@ enum class MessageWeight : unsigned char {
 };
 
 class PeerTurns;
+class UserTurns;
 
-// The messages of the nodes of one address, whatever users they name. One of them has a turn at a
-// time; their users take turns among themselves. Thread-safe.
+// What the messages of the nodes of one network have used. An IPv4 address is its own network.
+// Thread-safe.
+class NetworkShare {
+ public:
+  bool HasPaid(std::uint64_t now_ns) const { return paid_ns_.load() <= now_ns; }
+
+ private:
+  friend class AddressTurns;
+  friend class UserTurns;
+
+  std::atomic<std::uint64_t> paid_ns_{0};  // as in UserTurns
+};
+
+// The messages of the nodes of one address that wait for turns. One of them has a turn at a time.
+// Thread-safe.
 class AddressTurns {
  public:
-  using Take = std::function<void(bool drop)>;
+  // For PeerTurns.
+  explicit AddressTurns(std::shared_ptr<NetworkShare> share) : share_(std::move(share)) {}
 
-  // For PeerTurns. `key` stands for the address on the executor.
-  explicit AddressTurns(const Tenant& key) : key_(key) {}
-
-  const Tenant& key() const { return key_; }
-  bool HasPaid(std::uint64_t now_ns) const { return paid_ns_.load() <= now_ns; }
-  // True if the address has not used up its share.
+  // True if the network has not used up its share.
   bool HasShare(std::uint64_t now_ns) const;
+  // For PeerTurns, which asks the network.
+  static bool HasPaid(std::uint64_t /*now_ns*/) { return true; }
 
  private:
   friend class UserTurns;
 
-  // The message waits for a turn of its user.
-  void Wait(const Tenant& user, Take take);
-  // Of those that wait, the next one.
-  Take Next();
+  // Begins a message of the user. False: another message of the address runs. When that one has
+  // ended, End() returns the user.
+  bool Begin(const std::shared_ptr<UserTurns>& user);
+  // The message that runs has ended. Returns the user that has waited longest; null: none waits.
+  std::shared_ptr<UserTurns> End();
 
-  const Tenant key_;
-  std::atomic<std::uint64_t> paid_ns_{0};  // as in UserTurns
+  const std::shared_ptr<NetworkShare> share_;
 
   Mutex mutex_;
-  std::map<Tenant, std::deque<Take>> waiting_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Tenant> turns_ ABSL_GUARDED_BY(mutex_);  // the users that wait; the first is next
+  bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // one runs
+  std::deque<std::shared_ptr<UserTurns>> waiting_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The messages of one user, on all streams. Each stream brings its next message only when the last
-// one is handled, so there are few at a time. Thread-safe.
-class UserTurns {
+// one is handled, so there are few at a time. Thread-safe. Lock order: UserTurns, AddressTurns.
+class UserTurns : public std::enable_shared_from_this<UserTurns> {
  public:
   // As in MessageStream::InTurn().
   using Take = std::function<void(bool drop)>;
@@ -87,12 +102,30 @@ class UserTurns {
            const std::shared_ptr<AddressTurns>& address = nullptr);
 
  private:
+  // The messages of an address that wait.
+  struct Waiting {
+    std::shared_ptr<AddressTurns> address;
+    std::deque<Take> takes;  // not empty
+    bool parked = false;     // AddressTurns::End() returns this user
+  };
+
   void Charge(std::uint64_t begin_ns, AddressTurns* address);
+  void Wait(const std::shared_ptr<AddressTurns>& address, Take take);
+  // Has RunNext() called on the executor.
+  void Schedule();
+  // Runs one message, of the address that has waited longest, if one can run.
+  void RunNext();
+  // A message of the address can run.
+  void Resume(const AddressTurns* address);
 
   const PeerTurns* const turns_;
   const Tenant user_;
   // The time at which the user's share will have paid for what its messages have used.
   std::atomic<std::uint64_t> paid_ns_{0};
+
+  Mutex mutex_;
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // the first is next
+  bool scheduled_ ABSL_GUARDED_BY(mutex_) = false;       // RunNext() is to be called, or runs
 };
 
 // Thread-safe. Outlives the streams and their tasks on the executor.
@@ -101,9 +134,9 @@ class PeerTurns {
   // In this many nanoseconds, a user's messages may use one nanosecond of the reading threads: half
   // of one thread.
   static constexpr std::uint64_t kTimePerUse = 2;
-  // The same for the nodes of one address together: one thread.
-  static constexpr std::uint64_t kTimePerUseOfAddress = 1;
-  // A user or an address may use this much at once, ahead of its share.
+  // The same for the nodes of one network together: one thread.
+  static constexpr std::uint64_t kTimePerUseOfNetwork = 1;
+  // A user or a network may use this much at once, ahead of its share.
   static constexpr std::uint64_t kBurstNs = 2'000'000;
   // The time that gRPC takes to read one message. It counts, too.
   static constexpr std::uint64_t kReadNs = 5'000;
@@ -113,8 +146,8 @@ class PeerTurns {
 
   // Returns the turns of a user. All of the user's streams share them.
   std::shared_ptr<UserTurns> Of(const Tenant& user);
-  // Returns the turns of the nodes of an address.
-  std::shared_ptr<AddressTurns> OfAddress(const std::string& address);
+  // Returns the turns of the nodes of an address. `network`: see NetworkText().
+  std::shared_ptr<AddressTurns> OfAddress(const std::string& address, const std::string& network);
   // From now on messages are dropped: the daemon stops, and their jobs have ended.
   void Stop() { stopped_.store(true); }
 
@@ -126,11 +159,11 @@ class PeerTurns {
   std::atomic<bool> stopped_{false};
 
   Mutex mutex_;
-  // A user whose streams have ended stays here until it has paid. So it gains nothing if it
-  // connects again.
+  // A user or a network whose streams have ended stays here until it has paid. So it gains nothing
+  // if it connects again.
   std::map<Tenant, std::shared_ptr<UserTurns>> users_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::shared_ptr<AddressTurns>> addresses_ ABSL_GUARDED_BY(mutex_);
-  std::uint64_t last_address_ ABSL_GUARDED_BY(mutex_) = 1;  // 1 is LocalStrangers()
+  std::map<std::string, std::shared_ptr<NetworkShare>> networks_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Stands for callers who have not been welcomed yet: the user that they name may be somebody else.

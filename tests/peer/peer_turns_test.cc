@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "daemon/base/fair_executor.h"
 #include "gtest/gtest.h"
@@ -95,7 +97,7 @@ TEST_F(PeerTurnsTest, StepsOfSmallMessagesNeverHaveTurns) {
 
 // Another node may name any user.
 TEST_F(PeerTurnsTest, TheUsersOfAnAddressShareItsTurns) {
-  const auto address = turns_.OfAddress("10.0.0.1");
+  const auto address = turns_.OfAddress("10.0.0.1", "10.0.0.1");
   std::string order;
   const auto add = [&](const std::shared_ptr<UserTurns>& user, char name,
                        const std::shared_ptr<AddressTurns>& from) {
@@ -103,34 +105,81 @@ TEST_F(PeerTurnsTest, TheUsersOfAnAddressShareItsTurns) {
         clock_.NowNs(), MessageWeight::kHeavy, [&order, name](bool) { order += name; }, from);
   };
   for (int i = 0; i < 3; ++i) add(alice_, 'a', address);
-  add(bob_, 'b', turns_.OfAddress("10.0.0.1"));
+  add(bob_, 'b', turns_.OfAddress("10.0.0.1", "10.0.0.1"));
   executor_.RunAll();
   EXPECT_EQ(order, "abaa");
 }
 
-TEST_F(PeerTurnsTest, OneMessageOfAnAddressHasATurnAtATime) {
-  Gate gate, other;
-  std::atomic<int> done{0};
-  FairExecutor executor(/*threads=*/2);
-  PeerTurns turns(&clock_, &executor);
-  const auto add = [&](uid_t user, const std::string& address, UserTurns::Take take) {
-    turns.Of(Tenant(user))
-        ->Add(clock_.NowNs(), MessageWeight::kHeavy, std::move(take), turns.OfAddress(address));
+TEST_F(PeerTurnsTest, TheAddressesOfAUserShareItsTurns) {
+  std::string order;
+  const auto add = [&](char name, const std::string& address) {
+    alice_->Add(
+        clock_.NowNs(), MessageWeight::kHeavy, [&order, name](bool) { order += name; },
+        turns_.OfAddress(address, address));
   };
-  for (uid_t user = 1; user <= 10; ++user) {
-    add(user, "10.0.0.1", [&](bool) {
-      gate.Wait();
-      ++done;
-    });
+  for (int i = 0; i < 3; ++i) add('1', "10.0.0.1");
+  add('2', "10.0.0.2");
+  executor_.RunAll();
+  EXPECT_EQ(order, "1211");
+}
+
+// Two threads, and messages that wait at a gate.
+class TwoTurnThreadsTest : public testing::Test {
+ protected:
+  ~TwoTurnThreadsTest() override {
+    gate_.Open();
+    executor_.reset();  // what waits there uses the turns
+    EXPECT_EQ(handled_, added_);
   }
-  add(11, "10.0.0.2", [&](bool) { other.Open(); });
-  other.Wait();
-  EXPECT_EQ(done, 0);
-  gate.Open();
+  void Add(uid_t user, const std::string& address, std::function<void()> handle) {
+    ++added_;
+    turns_.Of(Tenant(user))
+        ->Add(
+            clock_.NowNs(), MessageWeight::kHeavy,
+            [this, handle = std::move(handle)](bool) {
+              handle();
+              ++handled_;
+            },
+            turns_.OfAddress(address, address));
+  }
+
+  ManualClock clock_;
+  Gate gate_, other_;
+  std::atomic<int> handled_{0};
+  int added_ = 0;
+  std::unique_ptr<FairExecutor> executor_ = std::make_unique<FairExecutor>(/*threads=*/2);
+  PeerTurns turns_{&clock_, executor_.get()};
+};
+
+TEST_F(TwoTurnThreadsTest, OneMessageOfAnAddressHasATurnAtATime) {
+  for (uid_t user = 1; user <= 10; ++user) Add(user, "10.0.0.1", [this] { gate_.Wait(); });
+  Add(11, "10.0.0.2", [this] { other_.Open(); });
+  other_.Wait();  // for ever, if the first address has all threads
+}
+
+TEST_F(TwoTurnThreadsTest, OneMessageOfAUserHasATurnAtATime) {
+  for (int node = 1; node <= 8; ++node) {
+    Add(1, "10.0.0." + std::to_string(node), [this] { gate_.Wait(); });
+  }
+  Add(2, "10.0.0.9", [this] { other_.Open(); });
+  other_.Wait();
+}
+
+// Its other users do not wait for a user whose message from elsewhere runs.
+TEST_F(TwoTurnThreadsTest, AnAddressDoesNotWaitForAUserThatRunsElsewhere) {
+  Gate runs;
+  Add(1, "10.0.0.1", [&] {
+    runs.Open();
+    gate_.Wait();
+  });
+  runs.Wait();
+  Add(1, "10.0.0.2", [] {});
+  Add(2, "10.0.0.2", [this] { other_.Open(); });
+  other_.Wait();
 }
 
 TEST_F(PeerTurnsTest, AnAddressHasAShareWhateverUsersItNames) {
-  const auto address = turns_.OfAddress("10.0.0.1");
+  const auto address = turns_.OfAddress("10.0.0.1", "10.0.0.1");
   const auto handle = [&](uid_t user, const std::shared_ptr<AddressTurns>& from) {
     bool handled = false;
     turns_.Of(Tenant(user))
@@ -146,9 +195,20 @@ TEST_F(PeerTurnsTest, AnAddressHasAShareWhateverUsersItNames) {
   uid_t user = 1;
   while (user < 10'000 && at_once(user, address)) ++user;
   EXPECT_EQ(user, PeerTurns::kBurstNs / PeerTurns::kReadNs + 2);
-  EXPECT_TRUE(at_once(user, turns_.OfAddress("10.0.0.2")));
+  EXPECT_TRUE(at_once(user, turns_.OfAddress("10.0.0.2", "10.0.0.2")));
   clock_.Advance(20 * kMillisecond);
   EXPECT_TRUE(at_once(user, address));
+}
+
+// A machine may use every address of its IPv6 network.
+TEST_F(PeerTurnsTest, TheAddressesOfANetworkHaveOneShare) {
+  const auto one = turns_.OfAddress("2001:db8::1", "2001:db8::/64");
+  turns_.Of(kAlice)->Add(
+      clock_.NowNs(), MessageWeight::kUrgent, [this](bool) { clock_.Advance(20 * kMillisecond); },
+      one);
+  EXPECT_FALSE(turns_.OfAddress("2001:db8::2", "2001:db8::/64")
+                   ->HasShare(clock_.NowNs() - 10 * kMillisecond));
+  EXPECT_TRUE(turns_.OfAddress("2001:db8:1::2", "2001:db8:1::/64")->HasShare(0));
 }
 
 TEST_F(PeerTurnsTest, AfterTheStopMessagesAreDropped) {

@@ -105,7 +105,7 @@ class AgentTurnsTest : public testing::Test {
   using Stream = grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>;
 
   // Whose turns the node's messages have once it is part of a job.
-  Tenant OfNode() { return peer_turns_.OfAddress("127.0.0.1")->key(); }
+  static Tenant OfNode() { return Tenant(kUser); }
 
   void SetUp() override {
     node_.context.turns = &peer_turns_;
