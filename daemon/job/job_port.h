@@ -123,13 +123,13 @@ struct Joined {
   std::uint64_t generation = 0;
 };
 
-// Thread-safe. The SessionTable uses it and does not own it.
+// Thread-safe. Its users do not own it.
 class JobFinder {
  public:
   virtual ~JobFinder() = default;
   // Finds the rank's job and joins it. `joined` is called once, perhaps before this returns;
   // messages to `sink` may come before that call. Statuses as JobTable::Join; UNAVAILABLE
-  // COORDINATOR_UNREACHABLE.
+  // COORDINATOR_UNREACHABLE or DRAINING.
   virtual void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
                     std::function<void(absl::StatusOr<Joined>)> joined) = 0;
 };

@@ -159,8 +159,11 @@ void CoordinatorLink::Dial(const std::shared_ptr<grpc::Channel>& channel,
   hello->set_engine_lanes(static_cast<std::uint32_t>(context_.engine_limits.lanes));
   hello->set_engine_chunk_bytes(context_.engine_limits.chunk_bytes);
   Queue(std::move(message));
-  channel_ = channel;
-  queue_ = queue;
+  {
+    MutexLock lock(&mutex_);
+    channel_ = channel;
+    queue_ = queue;
+  }
   call_.set_wait_for_ready(true);
   starting_ = Self();
   // The stub of v1::Peer would parse every message on the queue's threads.
@@ -465,7 +468,9 @@ void CoordinatorLink::OnFinished() {
     why = Refused(WhyHarmful());
   } else if (DetailsOf(finish).reason.empty()) {
     why = Unreachable(std::string(finish.message()));
-    lost = absl::IsUnavailable(finish);
+    // So gRPC calls a connection that breaks.
+    lost = absl::IsUnavailable(finish) || absl::IsCancelled(finish) || absl::IsInternal(finish) ||
+           absl::IsUnknown(finish);
   }
   for (const Waiting& one : waiting) {
     if (!lost || !JoinAnew(one)) one.joined(why);
@@ -595,7 +600,9 @@ void CoordinatorLink::EndAbandoned() {
 
 void CoordinatorLink::Tick(std::uint64_t now_ns) {
   EndAbandoned();
-  bool cancel = false, idle = false, up = false, probe = false, tell = false;
+  bool cancel = false, idle = false, up = false, tell = false;
+  std::shared_ptr<grpc::Channel> probed;
+  grpc::CompletionQueue* queue = nullptr;
   std::shared_ptr<ForwardingJob> unended;
   // Asked first: when it has been handled, heard_ns_ says so.
   const bool has_message = HasMessage();
@@ -606,8 +613,12 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     ticked_ns_ = now_ns;
     up = state_ == State::kUp;
     const bool dialing = state_ == State::kDialing;
-    if (dialing && !has_message && !probing_ && ranks_.Overdue(now_ns)) {
-      probe = probing_ = true;
+    // The table has it tick as soon as it can be found, and dials then.
+    const bool dialed = channel_ != nullptr;
+    if (dialing && dialed && !has_message && !probing_ && ranks_.Overdue(now_ns)) {
+      probing_ = true;
+      probed = channel_;
+      queue = queue_;
     } else if (up && !has_message && now_ns > heard_ns_.load() + kSilenceNs &&
                (now_ns > heard_ns_.load() + kUnreadNs || context_.sockets->UnreadBytes() == 0)) {
       cancel = true;
@@ -626,8 +637,8 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     tell = has_message && (up || dialing) && now_ns >= told_ns_ + kPingPeriodNs;
     if (tell) told_ns_ = now_ns;
   }
-  if (probe) {
-    ReachProbe::Start(channel_, queue_,
+  if (probed != nullptr) {
+    ReachProbe::Start(probed, queue,
                       [self = Self()](const std::string& why) { self->OnProbed(why); });
   }
   if (tell) {

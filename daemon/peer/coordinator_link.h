@@ -200,8 +200,6 @@ class CoordinatorLink final
   const std::string address_;
   const JobKey key_;
 
-  std::shared_ptr<grpc::Channel> channel_;  // constant after Dial()
-  grpc::CompletionQueue* queue_ = nullptr;  // constant after Dial()
   grpc::ClientContext call_;
   std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::AttachRequest, LazyMessage<v1::AttachResponse>>>
       stream_;
@@ -222,8 +220,10 @@ class CoordinatorLink final
   // Why the link ends: the first cause that was noticed. Empty: none so far.
   std::string cause_ ABSL_GUARDED_BY(mutex_);
   ForwardedRanks ranks_ ABSL_GUARDED_BY(mutex_);
-  bool probing_ ABSL_GUARDED_BY(mutex_) = false;    // a ReachProbe is under way
-  absl::Status detaching_ ABSL_GUARDED_BY(mutex_);  // not OK: why Detach was sent
+  std::shared_ptr<grpc::Channel> channel_ ABSL_GUARDED_BY(mutex_);  // null until Dial()
+  grpc::CompletionQueue* queue_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null until Dial()
+  bool probing_ ABSL_GUARDED_BY(mutex_) = false;                    // a ReachProbe is under way
+  absl::Status detaching_ ABSL_GUARDED_BY(mutex_);                  // not OK: why Detach was sent
   // Keeps this object alive from the link's end until its ranks have ended, because others drop
   // their references at once.
   std::shared_ptr<CoordinatorLink> unended_ ABSL_GUARDED_BY(mutex_);

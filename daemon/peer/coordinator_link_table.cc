@@ -75,19 +75,20 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
   const Tenant user(request.key.uid, request.pod);
   for (;;) {
     std::shared_ptr<CoordinatorLink> link, ended;
-    bool here = IsOwn(*address), cancelled = false;
+    bool here = IsOwn(*address);
+    absl::Status refusal;
     std::shared_ptr<DialedSockets> sockets;  // not null: the link is to be dialed
     std::uint64_t paused_ns = 0;
     Links crowd;
     {
       MutexLock lock(&mutex_);
-      cancelled = cancelled_;
+      refusal = refusal_;
       here = here || selves_.count({user, text}) > 0;
       const auto found = links_.find({text, request.key});
       const bool is_new = !here && (found == links_.end() || found->second->ended());
       if (is_new) paused_ns = PauseLeftLocked(user);
       if (!here && found == links_.end()) crowd = CrowdLocked(user);
-      if (!here && !cancelled && crowd.empty() && paused_ns == 0) {
+      if (!here && refusal.ok() && crowd.empty() && paused_ns == 0) {
         auto& slot = links_[{text, request.key}];
         if (is_new) {
           ended = slot;
@@ -104,7 +105,7 @@ void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<Sess
       }
     }
     if (ended != nullptr) ended->CloseConnection();
-    if (cancelled) return joined(absl::UnavailableError("the daemon is stopping"));
+    if (!refusal.ok()) return joined(refusal);
     if (paused_ns > 0) {
       return joined(MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
@@ -238,20 +239,27 @@ std::uint64_t CoordinatorLinkTable::PauseLeftLocked(const Tenant& user) {
 }
 
 bool CoordinatorLinkTable::EndIdle(const absl::Status& why) {
+  Refuse(why);
   bool all = true;
   for (const auto& link : All()) all = link->EndIdle(why) && all;
   return all;
 }
 
 void CoordinatorLinkTable::EndRanks(const absl::Status& why) {
+  Refuse(why);
   for (const auto& link : All()) link->EndRanks(why);
 }
 
+void CoordinatorLinkTable::Refuse(const absl::Status& why) {
+  MutexLock lock(&mutex_);
+  if (refusal_.ok()) refusal_ = why;
+}
+
 void CoordinatorLinkTable::Cancel() {
+  Refuse(MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon is stopping"));
   decltype(links_) links;
   {
     MutexLock lock(&mutex_);
-    cancelled_ = true;
     links.swap(links_);
   }
   for (const auto& [key, link] : links) link->Cancel();

@@ -52,7 +52,8 @@ class CoordinatorLinkTable final : public JobFinder {
 
   // Joins the rank to the job at request.coordinator, which may be this daemon itself. Dials it if
   // there is no link. RESOURCE_EXHAUSTED QUOTA: the user has too many jobs that other nodes
-  // coordinate, or is paused. UNAVAILABLE: after Cancel().
+  // coordinate, or is paused. UNAVAILABLE DRAINING: after one of the three calls below that end
+  // links.
   void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
             std::function<void(absl::StatusOr<Joined>)> joined) override;
 
@@ -63,10 +64,11 @@ class CoordinatorLinkTable final : public JobFinder {
   // them for a while.
   void Tick(std::uint64_t now_ns);
 
-  // CoordinatorLink::EndIdle() and EndRanks() of every link.
+  // CoordinatorLink::EndIdle() and EndRanks() of every link. From the first call on, Join() returns
+  // `why`.
   bool EndIdle(const absl::Status& why);
   void EndRanks(const absl::Status& why);
-  // Cancels and forgets every link, and makes no new one.
+  // Cancels and forgets every link, and lets no rank join.
   void Cancel();
   // The links' streams, including those of forgotten links.
   const StreamCount& streams() const { return streams_; }
@@ -93,6 +95,8 @@ class CoordinatorLinkTable final : public JobFinder {
   bool IsOwn(const PeerAddress& address) const;
   // The user's links if they use up the quota; otherwise none.
   Links CrowdLocked(const Tenant& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // From now on no rank may join.
+  void Refuse(const absl::Status& why);
   Links All();
 
   const Options options_;
@@ -104,7 +108,7 @@ class CoordinatorLinkTable final : public JobFinder {
       ABSL_GUARDED_BY(mutex_);
   // What gRPC may hold for all links of a user.
   std::map<Tenant, grpc::ResourceQuota> quotas_ ABSL_GUARDED_BY(mutex_);
-  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // not OK: no rank may join any more
   // Users whose coordinators did harm.
   std::map<Tenant, GrowingPause> pauses_ ABSL_GUARDED_BY(mutex_);
   // Addresses at which this daemon itself answers, each with the user whose link has found out. A

@@ -106,6 +106,19 @@ TEST_F(CoordinatorLinkTest, ACoordinatorWhoseNodeHasNoNameIsRefused) {
   }
 }
 
+// The table has it tick as soon as it can be found, and dials then. A rank may be impatient.
+TEST_F(CoordinatorLinkTest, ALinkThatIsNotDialedYetIsNotProbed) {
+  const auto link = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
+  JoinRequest join = JoinMessage();
+  join.patience_ns = 1;
+  bool answered = false;
+  ASSERT_TRUE(link->Join(join, sink_, [&](const auto&) { answered = true; }));
+  clock_.Advance(2);
+  link->Tick(clock_.NowNs());
+  EXPECT_FALSE(answered);
+  link->EndRanks(absl::CancelledError("the test ends"));
+}
+
 TEST_F(CoordinatorLinkTest, AMalformedMessageOfARankEndsTheLinkByName) {
   v1::AttachResponse message;
   message.mutable_rank_response()->set_incarnation(kIncarnation);
