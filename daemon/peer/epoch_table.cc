@@ -7,17 +7,26 @@
 #include "absl/strings/str_join.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
 absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::EpochFor(
-    const NodeLinks& links, const Tenant& user, absl::FunctionRef<Suspected()> suspected,
+    const NodeLinks& links, const JobIdentity& job, absl::FunctionRef<Suspected()> suspected,
     NodeLinks* flush) {
   if (closed_) return absl::CancelledError("the node group has ended");
   if (current_ != nullptr && current_->failure().ok() && current_->links() == links) {
     return current_;
   }
-  if (absl::Status may = CheckRate(links, user); !may.ok()) return may;
+  if (absl::Status may = CheckRate(links, job); !may.ok()) {
+    LogLimitedByAddress(LogLevel::kWarning, "nodes cannot meet yet",
+                        {{"job", job_id_},
+                         {"uid", job.payer()},
+                         {"address", links.front()->address()},
+                         {"why", may.message()}});
+    return may;
+  }
+  const Tenant user = job.payer();
   Retire(flush);
   const std::uint64_t epoch = ++last_epoch_;
   current_ = std::make_shared<EngineEpoch>(
@@ -33,11 +42,13 @@ absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::EpochFor(
   return current_;
 }
 
-absl::Status EpochTable::CheckRate(const NodeLinks& links, const Tenant& user) const {
+absl::Status EpochTable::CheckRate(const NodeLinks& links, const JobIdentity& job) const {
   if (environment_->rate == nullptr || links.empty()) return absl::OkStatus();
   const NodeLink& first = *links.front();
   const std::uint64_t now_ns = environment_->clock->NowNs();
-  if (environment_->rate->Take(user, first.address(), first.network(), now_ns)) {
+  const Tenant user = job.payer();
+  if (environment_->rate->Take(job.origin == nullptr ? &user : nullptr, first.address(),
+                               first.network(), now_ns)) {
     return absl::OkStatus();
   }
   return MakeError(

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "daemon/base/tenant.h"
+#include "daemon/job/job.h"
 #include "daemon/peer/engine_epoch.h"
 
 namespace gradsync::daemon {
@@ -33,9 +33,11 @@ class EpochTable {
       : job_id_(std::move(job_id)), environment_(environment) {}
 
   // The current epoch if it has these nodes and has not failed, else a new one. A new epoch is
-  // counted for `user`, and gets the callback that `suspected` returns. CANCELLED after Close().
-  // RESOURCE_EXHAUSTED QUOTA: there were too many new ones; nothing changes.
-  absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochFor(const NodeLinks& links, const Tenant& user,
+  // counted for the job's payer or origin, and gets the callback that `suspected` returns.
+  // CANCELLED after Close(). RESOURCE_EXHAUSTED QUOTA: there were too many new ones; nothing
+  // changes.
+  absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochFor(const NodeLinks& links,
+                                                        const JobIdentity& job,
                                                         absl::FunctionRef<Suspected()> suspected,
                                                         NodeLinks* flush);
   // Null: there is none.
@@ -61,7 +63,7 @@ class EpochTable {
   std::uint64_t made() const { return last_epoch_; }
 
  private:
-  absl::Status CheckRate(const NodeLinks& links, const Tenant& user) const;
+  absl::Status CheckRate(const NodeLinks& links, const JobIdentity& job) const;
   absl::Status CheckNodeOf(const EngineEpoch& epoch, const NodeLink* link,
                            absl::string_view what) const;
 

@@ -206,7 +206,7 @@ void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
       // Its node is being lost, and the job with it.
       why = NodeIsBeingLost();
     } else if (why.ok() && (epoch == nullptr || !epoch->failure().ok())) {
-      auto met = EpochForLocked(entry.ranks.links(), identity.payer(), actions);
+      auto met = EpochForLocked(entry.ranks.links(), identity, actions);
       if (met.ok()) {
         epoch = *std::move(met);
         done = DoneOf(epoch->epoch());
@@ -293,14 +293,14 @@ void NodeGroup::AnswerLocked(const std::shared_ptr<EngineEpoch>& epoch, NodeLink
 // ---- The engine
 
 absl::StatusOr<std::shared_ptr<EngineEpoch>> NodeGroup::EpochForLocked(const NodeLinks& links,
-                                                                       const Tenant& user,
+                                                                       const JobIdentity& job,
                                                                        Actions* actions) {
   const auto suspected = [this] {
     return [weak = weak_from_this()](std::uint64_t epoch, const absl::Status& why) {
       if (const auto self = weak.lock()) (void)self->Suspect(epoch, nullptr, why);
     };
   };
-  return epochs_.EpochFor(links, user, suspected, &actions->flush);
+  return epochs_.EpochFor(links, job, suspected, &actions->flush);
 }
 
 absl::Status NodeGroup::Suspect(std::uint64_t epoch, const NodeLink* link,
@@ -425,12 +425,13 @@ absl::Status NodeGroup::RendezvousGet(const std::shared_ptr<NodeLink>& link,
 
 void NodeGroup::Tick() {
   std::set<const Job*> ended;
-  std::map<const Job*, Tenant> formed;  // full jobs, with the tenant that pays
-  for (const auto& job : Jobs()) {
+  std::set<const Job*> formed;  // full jobs
+  const auto jobs = Jobs();
+  for (const auto& job : jobs) {
     if (job->Empty()) {
       ended.insert(job.get());
     } else if (job->Formed() && !job->HasEnded()) {
-      formed.emplace(job.get(), job->identity().payer());
+      formed.insert(job.get());
     }
   }
   Actions actions;
@@ -440,11 +441,19 @@ void NodeGroup::Tick() {
       const absl::Status why = current->SuspectedFor(kStreamEndPatienceNs);
       if (!why.ok()) FailLocked(current, why, &actions);
     }
+    // Two generations of a job can be full: ranks of the older one have not finished yet. If their
+    // nodes differ, the engine stays that of one of them, until the other one launches.
+    const auto current = epochs_.current();
+    const bool kept = current != nullptr && current->failure().ok() &&
+                      std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& one) {
+                        return formed.count(one.first) > 0 && one.second.failure.ok() &&
+                               one.second.ranks.links() == current->links();
+                      });
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
-      if (const auto one = formed.find(job); one != formed.end() && entry.failure.ok()) {
+      if (!kept && formed.count(job) > 0 && entry.failure.ok()) {
         // If there were too many new ones, a later tick makes it.
-        EpochForLocked(entry.ranks.links(), one->second, &actions).IgnoreError();
+        EpochForLocked(entry.ranks.links(), job->identity(), &actions).IgnoreError();
       }
       it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
     }

@@ -139,7 +139,8 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   EngineEpoch::LaunchDone DoneOf(std::uint64_t epoch);
   // As EpochTable::EpochFor().
   absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochForLocked(const NodeLinks& links,
-                                                              const Tenant& user, Actions* actions)
+                                                              const JobIdentity& job,
+                                                              Actions* actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The jobs continue without ranks on the node of `link`.
   void ForgetLocked(const NodeLink* link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -29,22 +29,23 @@ class UserRate {
 };
 
 // How often the nodes of jobs that are coordinated here may meet: `burst` times in a row for each
-// user, twice as often for each address of other nodes, and eight times for each IPv6 network.
+// user, twice as often for each address of other nodes, and eight times for each IPv6 network. A
+// job that another node has begun does not count for the user: that node may name any user.
 // Thread-safe.
 class MeetingRate {
  public:
   explicit MeetingRate(std::size_t burst)
       : users_(burst), addresses_(2 * burst), networks_(8 * burst) {}
-  // Counts one for all three. False: one of them has too many, and none counts. An IPv4 address is
-  // its own network.
-  bool Take(const Tenant& user, const std::string& address, const std::string& network,
+  // Counts one for all three. False: one of them has too many, and none counts. `user`: null if it
+  // does not count for the user. An IPv4 address is its own network.
+  bool Take(const Tenant* user, const std::string& address, const std::string& network,
             std::uint64_t now_ns) {
     const MutexLock lock(&mutex_);
-    if (!users_.Has(user, now_ns) || !addresses_.Has(address, now_ns) ||
+    if ((user != nullptr && !users_.Has(*user, now_ns)) || !addresses_.Has(address, now_ns) ||
         !networks_.Has(network, now_ns)) {
       return false;
     }
-    users_.Take(user, now_ns);
+    if (user != nullptr) users_.Take(*user, now_ns);
     addresses_.Take(address, now_ns);
     networks_.Take(network, now_ns);
     return true;

@@ -17,6 +17,7 @@
 #include "absl/strings/match.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/error.h"
+#include "daemon/peer/address_memory.h"
 #include "daemon/peer/counted_ranks.h"
 #include "daemon/peer/engine_epoch.h"
 #include "gtest/gtest.h"
@@ -166,6 +167,8 @@ class EngineMakers {
   std::vector<std::shared_ptr<EngineRecord>> records_;
 };
 
+const Tenant kPayer(1000);
+
 // Rank 0 is on this node, alpha; rank 1 on beta, rank 2 on gamma.
 class NodeGroupTest : public JobFixture {
  protected:
@@ -311,7 +314,7 @@ TEST_F(NodeGroupTest, FailureOfAnIdleEngineEndsTheJobAfterAMoment) {
 
 TEST_F(NodeGroupTest, TheNodesOfAUserMeetOnlySoOften) {
   MeetingRate rate(/*burst=*/1);
-  ASSERT_TRUE(rate.Take(Tenant(1000), "10.0.0.9", "10.0.0.9", clock_.NowNs()));
+  ASSERT_TRUE(rate.Take(&kPayer, "10.0.0.9", "10.0.0.9", clock_.NowNs()));
   const auto later = MakeNodeGroup(engines_.Maker(), &rate);
   later->Tick();
   EXPECT_EQ(later->engines_made(), 0u);
@@ -325,8 +328,8 @@ TEST_F(NodeGroupTest, TheNodesOfAUserMeetOnlySoOften) {
 
 TEST_F(NodeGroupTest, TheNodesOfAnAddressMeetOnlySoOften) {
   MeetingRate rate(/*burst=*/1);
-  for (const uid_t other : {1, 2}) {
-    ASSERT_TRUE(rate.Take(Tenant(other), beta_->address(), "a network", clock_.NowNs()));
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(rate.Take(nullptr, beta_->address(), "a network", clock_.NowNs()));
   }
   const auto later = MakeNodeGroup(engines_.Maker(), &rate);
   later->Tick();
@@ -334,11 +337,48 @@ TEST_F(NodeGroupTest, TheNodesOfAnAddressMeetOnlySoOften) {
   later->Shutdown();
 }
 
+// Another node has begun it, and may name any user.
+TEST_F(NodeGroupTest, AJobOfAnotherNodeDoesNotCountForItsUser) {
+  MeetingRate rate(/*burst=*/1);
+  JobEnvironment environment;
+  environment.clock = &clock_;
+  environment.reducer = &reducer_;
+  environment.executor = &executor_;
+  JobIdentity identity = job_->identity();
+  identity.origin = AddressMemory(/*bytes_per_user=*/1 << 20).Of("10.0.0.9", "10.0.0.9");
+  job_ = std::make_shared<Job>(identity, 3, options_, environment);
+  for (const std::uint32_t rank : {0, 1, 2}) {
+    ASSERT_TRUE(job_->Join(rank, 3, options_, Incarnation(rank), sinks_[rank]).ok());
+  }
+  const auto theirs = MakeNodeGroup(engines_.Maker(), &rate);
+  theirs->Tick();
+  EXPECT_EQ(theirs->engines_made(), 1u);
+  EXPECT_TRUE(rate.Take(&kPayer, "10.0.0.8", "10.0.0.8", clock_.NowNs()));
+  theirs->Shutdown();
+}
+
+// Ranks 0 and 1 have finished and joined again, without rank 2.
+TEST_F(NodeGroupTest, TwoGenerationsOnDifferentNodesDoNotTakeTurnsWithoutLaunches) {
+  JobEnvironment environment;
+  environment.clock = &clock_;
+  environment.reducer = &reducer_;
+  environment.executor = &executor_;
+  JobIdentity identity = job_->identity();
+  ++identity.generation;
+  const auto next = std::make_shared<Job>(identity, 2, options_, environment);
+  for (const std::uint32_t rank : {0, 1}) {
+    ASSERT_TRUE(next->Join(rank, 2, options_, Incarnation(10 + rank), sinks_[rank]).ok());
+  }
+  node_group_->AddRank(next, 1, beta_, Incarnation(11));
+  for (int tick = 0; tick < 4; ++tick) node_group_->Tick();
+  EXPECT_EQ(node_group_->engines_made(), 1u);
+}
+
 // A bucket cannot wait: its job would wait for it, and nobody for the job.
 TEST_F(NodeGroupTest, AJobWhoseNodesMayNotMeetEndsByNameWithItsNextBucket) {
   ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
   node_group_->Lost(gamma_.get(), absl::UnavailableError("its stream has ended"));
-  while (rate_.Take(Tenant(1000), "10.0.0.9", "10.0.0.9", clock_.NowNs())) {
+  while (rate_.Take(&kPayer, "10.0.0.9", "10.0.0.9", clock_.NowNs())) {
   }
   EXPECT_FALSE(job_->HasEnded());
   MarkReady(1);
