@@ -24,8 +24,10 @@ std::atomic<bool> has_grpc{true};
 // After a refusal the answer is no for so long. The next attempt takes gRPC's threads again.
 constexpr std::uint64_t kRefusedNs = 100'000'000;
 
-// For so long a thread that gRPC needs is tried again.
+// For so long, and so often, a thread that gRPC needs is tried again. The whole machine may stop
+// for a while.
 constexpr std::uint64_t kGrpcWaitsNs = 1'000'000'000;
+constexpr int kGrpcTries = 500;
 
 // True while this thread starts a thread that the daemon can do without.
 thread_local bool may_be_refused = false;
@@ -48,6 +50,41 @@ bool TryToStart(int count) {
   return can;
 }
 
+// The threads that are started on request. Thread-safe.
+class Starts {
+ public:
+  static Starts& OfProcess() {
+    static auto* const starts = new Starts;  // for threads that outlive main
+    return *starts;
+  }
+  bool Can(int count) {
+    const MutexLock lock(&mutex_);
+    return CanLocked(count);
+  }
+  absl::Status Start(std::vector<std::function<void()>> bodies, std::vector<std::thread>* threads) {
+    const MutexLock lock(&mutex_);
+    if (has_grpc.load() && !CanLocked(static_cast<int>(bodies.size()))) return OutOfThreads();
+    for (std::function<void()>& body : bodies) {
+      auto thread = StartCountedThread(std::move(body));
+      if (!thread.ok()) return thread.status();
+      threads->push_back(*std::move(thread));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  bool CanLocked(int count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (refused_ns_ != 0 && MonotonicNowNs() < refused_ns_ + kRefusedNs) return false;
+    const bool can = TryToStart(count + (has_grpc.load() ? kThreadsLeftToGrpc : 0));
+    refused_ns_ = can ? 0 : MonotonicNowNs();
+    return can;
+  }
+
+  // Held until the threads have started: two attempts at once would take each other's threads.
+  Mutex mutex_;
+  std::uint64_t refused_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: never
+};
+
 }  // namespace
 
 MayBeRefused::MayBeRefused() : before_(may_be_refused) { may_be_refused = true; }
@@ -55,20 +92,18 @@ MayBeRefused::~MayBeRefused() { may_be_refused = before_; }
 
 void LeaveNoThreadsToGrpc() { has_grpc.store(false); }
 
-bool CanStartThreads(int count) {
-  // Two attempts at once would take each other's threads.
-  static Mutex mutex;
-  static std::uint64_t refused_ns = 0;  // guarded by it; 0: never
-  const MutexLock lock(&mutex);
-  if (refused_ns != 0 && MonotonicNowNs() < refused_ns + kRefusedNs) return false;
-  const bool can = TryToStart(count + (has_grpc.load() ? kThreadsLeftToGrpc : 0));
-  refused_ns = can ? 0 : MonotonicNowNs();
-  return can;
-}
+bool CanStartThreads(int count) { return Starts::OfProcess().Can(count); }
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
-  if (has_grpc.load() && !CanStartThreads(1)) return OutOfThreads();
-  return StartCountedThread(std::move(body));
+  std::vector<std::thread> threads;
+  absl::Status started = StartThreads({std::move(body)}, &threads);
+  if (!started.ok()) return started;
+  return std::move(threads.front());
+}
+
+absl::Status StartThreads(std::vector<std::function<void()>> bodies,
+                          std::vector<std::thread>* threads) {
+  return Starts::OfProcess().Start(std::move(bodies), threads);
 }
 
 absl::StatusOr<std::thread> StartCountedThread(std::function<void()> body) {
@@ -102,11 +137,10 @@ extern "C" int GradsyncStartThread(pthread_t* thread, const pthread_attr_t* attr
   static const auto start =
       reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
   const std::uint64_t give_up_ns = MonotonicNowNs() + gradsync::daemon::kGrpcWaitsNs;
-  for (;;) {
+  for (int tries = 1;; ++tries) {
     const int error = start(thread, attributes, body, argument);
-    if (error != EAGAIN || gradsync::daemon::may_be_refused || MonotonicNowNs() > give_up_ns) {
-      return error;
-    }
+    const bool gives_up = tries >= gradsync::daemon::kGrpcTries && MonotonicNowNs() > give_up_ns;
+    if (error != EAGAIN || gradsync::daemon::may_be_refused || gives_up) return error;
     // The system does not tell when a thread has ended.
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

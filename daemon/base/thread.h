@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,6 +34,10 @@ class MayBeRefused {
 // the daemon may have no more threads, or only the few that gRPC may need. Then the request fails,
 // and the daemon goes on. Takes about 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
+// The same for several threads: all of them, or none. If the system refuses one all the same, those
+// that have started are in `*threads`, too.
+absl::Status StartThreads(std::vector<std::function<void()>> bodies,
+                          std::vector<std::thread>* threads);
 // The same for a thread that CanStartThreads() has just counted.
 absl::StatusOr<std::thread> StartCountedThread(std::function<void()> body);
 

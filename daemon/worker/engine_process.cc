@@ -119,13 +119,11 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Connect(const Engi
 }
 
 absl::Status EngineProcess::StartLanes() {
-  if (!CanStartThreads(static_cast<int>(lanes_.size()))) return OutOfThreads();
+  std::vector<std::function<void()>> bodies;
   for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
-    auto thread = StartCountedThread([this, lane] { ServeLane(lane); });
-    if (!thread.ok()) return thread.status();
-    threads_.push_back(*std::move(thread));
+    bodies.emplace_back([this, lane] { ServeLane(lane); });
   }
-  return absl::OkStatus();
+  return StartThreads(std::move(bodies), &threads_);
 }
 
 absl::Status EngineProcess::Start(WorkerProcessOptions process, int memory_fd) {
