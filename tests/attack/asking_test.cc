@@ -36,6 +36,15 @@ void ExpectAnswers(const TestDaemon& daemon, uid_t user = geteuid(),
   EXPECT_EQ(Ask(daemon, user, patience_ns), "ANSWERED") << "user " << user;
 }
 
+// Asks everything before an attack. Returns how long one answer may take under it.
+std::uint64_t AskWhileIdle(const TestDaemon& daemon, uid_t user = geteuid()) {
+  const std::uint64_t asked_ns = NowNs();
+  ExpectAnswers(daemon, user);
+  // On a busy machine answers are late without the attack, too. So under it one answer may take
+  // longer than a probe waits, by as much as all thirty take without it.
+  return kProbeNs + (NowNs() - asked_ns);
+}
+
 struct Case {
   std::string attack;
   std::vector<std::string> prefix;  // of the daemon's command
@@ -52,11 +61,7 @@ TEST_P(Asking, NeverFails) {
   ASSERT_TRUE(job.ready());
   const StepTimes idle = job.Run(200);
   ASSERT_EQ(idle.error, "");
-  const std::uint64_t asked_ns = NowNs();
-  ExpectAnswers(daemon);
-  // On a busy machine answers are late without the attack, too. So under it one answer may take
-  // longer than a probe waits, by as much as all thirty take without it.
-  const std::uint64_t patience_ns = kProbeNs + (NowNs() - asked_ns);
+  const std::uint64_t patience_ns = AskWhileIdle(daemon);
 
   std::vector<std::unique_ptr<Attacker>> attackers;
   for (uid_t user = 0; user < GetParam().users; ++user) {
@@ -97,9 +102,10 @@ TEST_P(AskingAsTheAttacker, NeverFails) {
   for (const char* attack : {"reflection_streams", "zero_window"}) {
     const TestDaemon daemon;
     LetEveryoneIn(daemon);
+    const std::uint64_t patience_ns = AskWhileIdle(daemon, GetParam());
     const Attacker attacker(daemon, attack, GetParam());
     ASSERT_TRUE(attacker.ready());
-    ExpectAnswers(daemon, GetParam());
+    ExpectAnswers(daemon, GetParam(), patience_ns);
   }
 }
 
@@ -150,6 +156,7 @@ TEST(HealthWatch, TellsTheStateNowAndWhenTheDaemonDrains) {
 // A client's header or text adds no line to the daemon's log.
 TEST(WhatAClientWrites, ForgesNoLineOfTheLog) {
   const TestDaemon daemon;
+  const std::uint64_t patience_ns = AskWhileIdle(daemon);
   RawHttp2 client(daemon.socket(), 65535);
   // gRPC logs values that it cannot read.
   client.CallWithHeader("/grpc.health.v1.Health/Check", "grpc-timeout",
@@ -157,7 +164,7 @@ TEST(WhatAClientWrites, ForgesNoLineOfTheLog) {
   client.CallWithHeader("/grpc.health.v1.Health/Check", "grpc-encoding",
                         "x\nERROR forged line job=innocent");
   client.Call("/grpc.health.v1.Health/Check", "\x0a\x01\xff");  // it is no UTF-8
-  ExpectAnswers(daemon);
+  ExpectAnswers(daemon, geteuid(), patience_ns);
   EXPECT_EQ(daemon.Log().find("\nERROR forged"), std::string::npos) << daemon.Log();
   EXPECT_NE(daemon.Log().find("gRPC says="), std::string::npos) << daemon.Log();
   EXPECT_NE(daemon.Log().find("Protocol Buffers says="), std::string::npos) << daemon.Log();

@@ -466,8 +466,9 @@ void Bulk(const Target& target) {
 
 // ---- Engines between nodes
 
-// The TCP ports on which some process of this machine listens, as "127.0.0.1:4711".
-std::vector<std::string> ListeningPorts() {
+// The TCP ports on which some process of this machine listens, at an address that begins with
+// `network` ("127.0.0."), as "127.0.0.1:4711".
+std::vector<std::string> ListeningPorts(const std::string& network) {
   std::vector<std::string> ports;
   std::ifstream table("/proc/net/tcp");
   std::string line, number, own, other, state;
@@ -478,23 +479,34 @@ std::vector<std::string> ListeningPorts() {
     in_addr address{static_cast<in_addr_t>(std::stoul(own, nullptr, 16))};
     char host[INET_ADDRSTRLEN];
     inet_ntop(AF_INET, &address, host, sizeof(host));
+    if (std::string(host).compare(0, network.size(), network) != 0) continue;
     ports.push_back(std::string(host) + ":" +
                     std::to_string(std::stoul(own.substr(own.find(':') + 1), nullptr, 16)));
   }
   return ports;
 }
 
-// Connects to every port that some process of this machine has opened, and so to the engines while
-// they wait for other nodes. Says something that none of them understands.
-void EngineStrangers(const Target&) {
-  Repeat(4, [](int) {
-    for (const std::string& port : ListeningPorts()) {
-      const Descriptor stranger = ConnectTcp(port, kOwnAddress);
-      if (stranger.get() < 0) continue;
-      const std::string bytes(48, '\x03');  // as long as an operation of Gloo
-      send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+// Connects to every port that some process of this machine has opened in the /24 network of
+// `target.peer`, and so to the engines while they wait for other nodes: they listen at the address
+// of their daemon. Says something that none of them understands. Leaves other networks alone:
+// programs that the attack does not mean listen there. Begins when each thread has connected once.
+void EngineStrangers(const Target& target) {
+  const std::string network = target.peer.substr(0, target.peer.rfind('.') + 1);
+  if (network.empty()) {
+    std::cerr << "attacker: --peer=HOST:PORT" << std::endl;
+    _exit(2);
+  }
+  OnThreads(4, [&](int, const Begun& begun) {
+    for (;;) {
+      for (const std::string& port : ListeningPorts(network)) {
+        const Descriptor stranger = ConnectTcp(port, kOwnAddress);
+        if (stranger.get() < 0) continue;
+        const std::string bytes(48, '\x03');  // as long as an operation of Gloo
+        send(stranger.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        begun();
+      }
+      std::this_thread::sleep_for(kPace);
     }
-    std::this_thread::sleep_for(kPace);
   });
 }
 

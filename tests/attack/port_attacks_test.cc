@@ -22,8 +22,11 @@ class PortAttacks : public testing::TestWithParam<std::string> {};
 
 TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
-  TestDaemon daemon(fault::TwoNodes::Flags("127.0.0.1", "attacked"));
-  const TestDaemon other(fault::TwoNodes::Flags("127.0.0.2", "other"));
+  // This attack connects to everything that listens in the nodes' network. So that network is its
+  // own: no other test, nor any other attack of this one, has nodes there.
+  const std::string network = GetParam() == "engine_strangers" ? "127.0.7." : "127.0.0.";
+  TestDaemon daemon(fault::TwoNodes::Flags(network + "1", "attacked"));
+  const TestDaemon other(fault::TwoNodes::Flags(network + "2", "other"));
   LetEveryoneIn(daemon);
   LetEveryoneIn(other);
   const auto across = [&](const std::string& name) -> std::vector<std::string> {
