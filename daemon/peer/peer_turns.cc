@@ -2,18 +2,12 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
+#include <vector>
 
 namespace gradsync::daemon {
-
 namespace {
-
-// Adds a use to the time at which its share will have paid.
-void Pay(std::uint64_t begin_ns, std::uint64_t price_ns, std::atomic<std::uint64_t>* paid_at) {
-  std::uint64_t paid_ns = paid_at->load();
-  while (!paid_at->compare_exchange_weak(paid_ns, std::max(paid_ns, begin_ns) + price_ns)) {
-  }
-}
 
 // Forgets those that no stream has and that have paid. Anyone may name any user.
 template <typename Map>
@@ -26,30 +20,28 @@ void Prune(std::uint64_t now_ns, Map* turns) {
 
 }  // namespace
 
+void ReadingShare::Pay(std::uint64_t begin_ns, std::uint64_t price_ns) {
+  std::uint64_t paid_ns = paid_ns_.load();
+  while (!paid_ns_.compare_exchange_weak(paid_ns, std::max(paid_ns, begin_ns) + price_ns)) {
+  }
+}
+
 bool AddressTurns::HasShare(std::uint64_t now_ns) const {
-  constexpr std::uint64_t kAheadNs = PeerTurns::kTimePerUseOfNetwork * PeerTurns::kBurstNs;
-  return share_->paid_ns_.load() <= now_ns + kAheadNs;
+  constexpr std::uint64_t kAheadNs = PeerTurns::kTimePerUseOfAddress * PeerTurns::kBurstNs;
+  constexpr std::uint64_t kAheadOfNetworkNs =
+      2 * PeerTurns::kBurstNs / PeerTurns::kUseOfNetworkInTwo;
+  return share_.Has(now_ns, kAheadNs) && network_->Has(now_ns, kAheadOfNetworkNs);
 }
 
-bool AddressTurns::Begin(const std::shared_ptr<UserTurns>& user) {
-  const MutexLock lock(&mutex_);
-  if (!busy_) return busy_ = true;
-  waiting_.push_back(user);
-  return false;
-}
-
-std::shared_ptr<UserTurns> AddressTurns::End() {
-  const MutexLock lock(&mutex_);
-  busy_ = false;
-  if (waiting_.empty()) return nullptr;
-  std::shared_ptr<UserTurns> user = std::move(waiting_.front());
-  waiting_.pop_front();
-  return user;
+void AddressTurns::Charge(std::uint64_t begin_ns, std::uint64_t use_ns) {
+  // What an address uses beyond its share is no debt of its neighbours.
+  const bool in_share = share_.Has(begin_ns, PeerTurns::kTimePerUseOfAddress * PeerTurns::kBurstNs);
+  share_.Pay(begin_ns, PeerTurns::kTimePerUseOfAddress * use_ns);
+  if (in_share) network_->Pay(begin_ns, 2 * use_ns / PeerTurns::kUseOfNetworkInTwo);
 }
 
 bool UserTurns::HasShare(std::uint64_t now_ns) const {
-  constexpr std::uint64_t kAheadNs = PeerTurns::kTimePerUse * PeerTurns::kBurstNs;
-  return paid_ns_.load() <= now_ns + kAheadNs;
+  return share_.Has(now_ns, PeerTurns::kTimePerUse * PeerTurns::kBurstNs);
 }
 
 void UserTurns::Add(std::uint64_t begin_ns, MessageWeight weight, Take take,
@@ -61,81 +53,36 @@ void UserTurns::Add(std::uint64_t begin_ns, MessageWeight weight, Take take,
     return;
   }
   Charge(begin_ns, address.get());
-  if (address == nullptr) {
-    turns_->executor_->Run(
-        user_, [turns = turns_, take = std::move(take)] { take(/*drop=*/turns->stopped_.load()); });
-    return;
-  }
-  Wait(address, std::move(take));
-}
-
-void UserTurns::Wait(const std::shared_ptr<AddressTurns>& address, Take take) {
-  {
-    const MutexLock lock(&mutex_);
-    auto of_address = std::find_if(waiting_.begin(), waiting_.end(),
-                                   [&](const Waiting& one) { return one.address == address; });
-    if (of_address == waiting_.end()) {
-      of_address = waiting_.insert(waiting_.end(), Waiting{address, {}});
-    }
-    of_address->takes.push_back(std::move(take));
-    if (scheduled_ || of_address->parked) return;
-    scheduled_ = true;
-  }
-  Schedule();
-}
-
-void UserTurns::Schedule() {
-  turns_->executor_->Run(user_, [self = shared_from_this()] { self->RunNext(); });
-}
-
-void UserTurns::RunNext() {
-  Take take;
-  std::shared_ptr<AddressTurns> address;
-  {
-    const MutexLock lock(&mutex_);
-    for (std::size_t left = waiting_.size(); take == nullptr && left > 0; --left) {
-      Waiting first = std::move(waiting_.front());
-      waiting_.pop_front();
-      if (!first.parked && first.address->Begin(shared_from_this())) {
-        address = first.address;
-        take = std::move(first.takes.front());
-        first.takes.pop_front();
-      } else {
-        first.parked = true;
-      }
-      if (!first.takes.empty()) waiting_.push_back(std::move(first));
-    }
-    if (take == nullptr) {
-      scheduled_ = false;
-      return;
-    }
-  }
-  take(/*drop=*/turns_->stopped_.load());
-  take = nullptr;  // may free memory
-  if (const auto next = address->End()) next->Resume(address.get());
-  {
-    const MutexLock lock(&mutex_);
-    scheduled_ = std::any_of(waiting_.begin(), waiting_.end(),
-                             [](const Waiting& one) { return !one.parked; });
-    if (!scheduled_) return;
-  }
-  Schedule();
-}
-
-void UserTurns::Resume(const AddressTurns* address) {
-  {
-    const MutexLock lock(&mutex_);
-    for (Waiting& one : waiting_) one.parked = one.parked && one.address.get() != address;
-    if (std::exchange(scheduled_, true)) return;
-  }
-  Schedule();
+  turns_->Wait(user_, address == nullptr ? "" : address->address(), std::move(take));
 }
 
 void UserTurns::Charge(std::uint64_t begin_ns, AddressTurns* address) {
   const std::uint64_t use_ns = turns_->clock_->NowNs() - begin_ns + PeerTurns::kReadNs;
-  Pay(begin_ns, PeerTurns::kTimePerUse * use_ns, &paid_ns_);
-  if (address == nullptr) return;
-  Pay(begin_ns, PeerTurns::kTimePerUseOfNetwork * use_ns, &address->share_->paid_ns_);
+  share_.Pay(begin_ns, PeerTurns::kTimePerUse * use_ns);
+  if (address != nullptr) address->Charge(begin_ns, use_ns);
+}
+
+void PeerTurns::Wait(const Tenant& user, const std::string& address, TurnQueue::Take take) {
+  std::optional<TurnQueue::Turn> turn;
+  {
+    const MutexLock lock(&queue_mutex_);
+    turn = queue_.Add(user, address, std::move(take));
+  }
+  if (turn.has_value()) Run(*std::move(turn));
+}
+
+void PeerTurns::Run(TurnQueue::Turn turn) {
+  const Tenant user = turn.user;
+  executor_->Run(user, [this, turn = std::move(turn)]() mutable {
+    turn.take(/*drop=*/stopped_.load());
+    turn.take = nullptr;  // may free memory
+    std::vector<TurnQueue::Turn> next;
+    {
+      const MutexLock lock(&queue_mutex_);
+      next = queue_.End(turn.user, turn.address);
+    }
+    for (TurnQueue::Turn& one : next) Run(std::move(one));
+  });
 }
 
 std::shared_ptr<UserTurns> PeerTurns::Of(const Tenant& user) {
@@ -155,9 +102,9 @@ std::shared_ptr<AddressTurns> PeerTurns::OfAddress(const std::string& address,
   auto share = networks_.find(network);
   if (share == networks_.end()) {
     Prune(clock_->NowNs(), &networks_);
-    share = networks_.try_emplace(network, std::make_shared<NetworkShare>()).first;
+    share = networks_.try_emplace(network, std::make_shared<ReadingShare>()).first;
   }
-  auto turns = std::make_shared<AddressTurns>(share->second);
+  auto turns = std::make_shared<AddressTurns>(address, share->second);
   addresses_[address] = turns;
   return turns;
 }

@@ -6,8 +6,8 @@
 // share of the two threads, all its messages wait for turns. The time to parse them counts, too.
 // Pings are always answered at once.
 //
-// Another node may name any user. So its network has a share of its own, and one message of its
-// address has a turn at a time, whatever users it names.
+// Another node may name any user. So its address and its network have shares of their own, and one
+// message of its address has a turn at a time, whatever users it names: see turn_queue.h.
 
 #ifndef DAEMON_PEER_PEER_TURNS_H_
 #define DAEMON_PEER_PEER_TURNS_H_
@@ -16,7 +16,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -27,6 +26,7 @@
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/user_executor.h"
+#include "daemon/peer/turn_queue.h"
 
 namespace gradsync::daemon {
 
@@ -36,62 +36,55 @@ enum class MessageWeight : unsigned char {
   kHeavy,   // may take longer
 };
 
-class PeerTurns;
-class UserTurns;
-
-// What the messages of the nodes of one network have used. An IPv4 address is its own network.
-// Thread-safe.
-class NetworkShare {
+// A share of the two threads. Thread-safe.
+class ReadingShare {
  public:
+  // True if there is no debt.
   bool HasPaid(std::uint64_t now_ns) const { return paid_ns_.load() <= now_ns; }
+  // True if the debt is at most `ahead_ns`.
+  bool Has(std::uint64_t now_ns, std::uint64_t ahead_ns) const {
+    return paid_ns_.load() <= now_ns + ahead_ns;
+  }
+  // Adds a debt. It takes `price_ns` to pay, from `begin_ns` or from the end of the earlier debt
+  // on.
+  void Pay(std::uint64_t begin_ns, std::uint64_t price_ns);
 
  private:
-  friend class AddressTurns;
-  friend class UserTurns;
-
-  std::atomic<std::uint64_t> paid_ns_{0};  // as in UserTurns
+  std::atomic<std::uint64_t> paid_ns_{0};
 };
 
-// The messages of the nodes of one address that wait for turns. One of them has a turn at a time.
-// Thread-safe.
+// The messages of the nodes of one address, whatever users they name. Thread-safe.
 class AddressTurns {
  public:
   // For PeerTurns.
-  explicit AddressTurns(std::shared_ptr<NetworkShare> share) : share_(std::move(share)) {}
+  AddressTurns(std::string address, std::shared_ptr<ReadingShare> network)
+      : address_(std::move(address)), network_(std::move(network)) {}
 
-  // True if the network has not used up its share.
+  const std::string& address() const { return address_; }
+  bool HasPaid(std::uint64_t now_ns) const { return share_.HasPaid(now_ns); }
+  // True if neither the address nor its network has used up its share.
   bool HasShare(std::uint64_t now_ns) const;
-  // For PeerTurns, which asks the network.
-  static bool HasPaid(std::uint64_t /*now_ns*/) { return true; }
+  void Charge(std::uint64_t begin_ns, std::uint64_t use_ns);
 
  private:
-  friend class UserTurns;
-
-  // Begins a message of the user. False: another message of the address runs. When that one has
-  // ended, End() returns the user.
-  bool Begin(const std::shared_ptr<UserTurns>& user);
-  // The message that runs has ended. Returns the user that has waited longest; null: none waits.
-  std::shared_ptr<UserTurns> End();
-
-  const std::shared_ptr<NetworkShare> share_;
-
-  Mutex mutex_;
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;  // one runs
-  std::deque<std::shared_ptr<UserTurns>> waiting_ ABSL_GUARDED_BY(mutex_);
+  const std::string address_;
+  ReadingShare share_;
+  const std::shared_ptr<ReadingShare> network_;
 };
 
+class PeerTurns;
+
 // The messages of one user, on all streams. Each stream brings its next message only when the last
-// one is handled, so there are few at a time. Thread-safe. Lock order: UserTurns, AddressTurns.
-class UserTurns : public std::enable_shared_from_this<UserTurns> {
+// one is handled, so there are few at a time. Thread-safe.
+class UserTurns {
  public:
   // As in MessageStream::InTurn().
   using Take = std::function<void(bool drop)>;
 
   // For PeerTurns.
-  UserTurns(const PeerTurns* turns, const Tenant& user) : turns_(turns), user_(user) {}
+  UserTurns(PeerTurns* turns, const Tenant& user) : turns_(turns), user_(user) {}
 
-  // True if the user's share has paid for all that its messages have used.
-  bool HasPaid(std::uint64_t now_ns) const { return paid_ns_.load() <= now_ns; }
+  bool HasPaid(std::uint64_t now_ns) const { return share_.HasPaid(now_ns); }
   // True if the user has not used up its share: a short message may be parsed and handled at once.
   bool HasShare(std::uint64_t now_ns) const;
   // Calls `take` once: within this call, or later on a thread of the executor. The message came at
@@ -102,30 +95,11 @@ class UserTurns : public std::enable_shared_from_this<UserTurns> {
            const std::shared_ptr<AddressTurns>& address = nullptr);
 
  private:
-  // The messages of an address that wait.
-  struct Waiting {
-    std::shared_ptr<AddressTurns> address;
-    std::deque<Take> takes;  // not empty
-    bool parked = false;     // AddressTurns::End() returns this user
-  };
-
   void Charge(std::uint64_t begin_ns, AddressTurns* address);
-  void Wait(const std::shared_ptr<AddressTurns>& address, Take take);
-  // Has RunNext() called on the executor.
-  void Schedule();
-  // Runs one message, of the address that has waited longest, if one can run.
-  void RunNext();
-  // A message of the address can run.
-  void Resume(const AddressTurns* address);
 
-  const PeerTurns* const turns_;
+  PeerTurns* const turns_;
   const Tenant user_;
-  // The time at which the user's share will have paid for what its messages have used.
-  std::atomic<std::uint64_t> paid_ns_{0};
-
-  Mutex mutex_;
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // the first is next
-  bool scheduled_ ABSL_GUARDED_BY(mutex_) = false;       // RunNext() is to be called, or runs
+  ReadingShare share_;
 };
 
 // Thread-safe. Outlives the streams and their tasks on the executor.
@@ -134,9 +108,12 @@ class PeerTurns {
   // In this many nanoseconds, a user's messages may use one nanosecond of the reading threads: half
   // of one thread.
   static constexpr std::uint64_t kTimePerUse = 2;
-  // The same for the nodes of one network together: one thread.
-  static constexpr std::uint64_t kTimePerUseOfNetwork = 1;
-  // A user or a network may use this much at once, ahead of its share.
+  // The same for the nodes of one address together: one thread.
+  static constexpr std::uint64_t kTimePerUseOfAddress = 1;
+  // In each two nanoseconds, the nodes of one network may use three nanoseconds of the reading
+  // threads: one and a half threads.
+  static constexpr std::uint64_t kUseOfNetworkInTwo = 3;
+  // A user, an address or a network may use this much at once, ahead of its share.
   static constexpr std::uint64_t kBurstNs = 2'000'000;
   // The time that gRPC takes to read one message. It counts, too.
   static constexpr std::uint64_t kReadNs = 5'000;
@@ -154,16 +131,24 @@ class PeerTurns {
  private:
   friend class UserTurns;
 
+  // The message waits for a turn.
+  void Wait(const Tenant& user, const std::string& address, TurnQueue::Take take);
+  // Has the message handled on the executor, and then those that have turns after it.
+  void Run(TurnQueue::Turn turn);
+
   const Clock* const clock_;
   UserExecutor* const executor_;
   std::atomic<bool> stopped_{false};
 
   Mutex mutex_;
-  // A user or a network whose streams have ended stays here until it has paid. So it gains nothing
-  // if it connects again.
+  // Users, addresses and networks whose streams have ended stay here until they have paid. So they
+  // gain nothing if they connect again.
   std::map<Tenant, std::shared_ptr<UserTurns>> users_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::shared_ptr<AddressTurns>> addresses_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, std::shared_ptr<NetworkShare>> networks_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::shared_ptr<ReadingShare>> networks_ ABSL_GUARDED_BY(mutex_);
+
+  Mutex queue_mutex_;
+  TurnQueue queue_ ABSL_GUARDED_BY(queue_mutex_);
 };
 
 // Stands for callers who have not been welcomed yet: the user that they name may be somebody else.

@@ -107,7 +107,7 @@ TEST_F(PeerTurnsTest, TheUsersOfAnAddressShareItsTurns) {
   for (int i = 0; i < 3; ++i) add(alice_, 'a', address);
   add(bob_, 'b', turns_.OfAddress("10.0.0.1", "10.0.0.1"));
   executor_.RunAll();
-  EXPECT_EQ(order, "abaa");
+  EXPECT_EQ(order, "aaba");
 }
 
 TEST_F(PeerTurnsTest, TheAddressesOfAUserShareItsTurns) {
@@ -120,7 +120,7 @@ TEST_F(PeerTurnsTest, TheAddressesOfAUserShareItsTurns) {
   for (int i = 0; i < 3; ++i) add('1', "10.0.0.1");
   add('2', "10.0.0.2");
   executor_.RunAll();
-  EXPECT_EQ(order, "1211");
+  EXPECT_EQ(order, "1121");
 }
 
 // Two threads, and messages that wait at a gate.
