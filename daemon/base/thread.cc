@@ -95,8 +95,10 @@ void LeaveNoThreadsToGrpc() { has_grpc.store(false); }
 bool CanStartThreads(int count) { return Starts::OfProcess().Can(count); }
 
 absl::StatusOr<std::thread> StartThread(std::function<void()> body) {
+  std::vector<std::function<void()>> bodies;
+  bodies.push_back(std::move(body));
   std::vector<std::thread> threads;
-  absl::Status started = StartThreads({std::move(body)}, &threads);
+  absl::Status started = StartThreads(std::move(bodies), &threads);
   if (!started.ok()) return started;
   return std::move(threads.front());
 }

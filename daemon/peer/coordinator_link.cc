@@ -613,7 +613,7 @@ void CoordinatorLink::Tick(std::uint64_t now_ns) {
     ticked_ns_ = now_ns;
     up = state_ == State::kUp;
     const bool dialing = state_ == State::kDialing;
-    // The table has it tick as soon as it can be found, and dials then.
+    // Tick() may come before Dial(): the table can find the link first.
     const bool dialed = channel_ != nullptr;
     if (dialing && dialed && !has_message && !probing_ && ranks_.Overdue(now_ns)) {
       probing_ = true;

@@ -64,7 +64,7 @@ class CoordinatorLinkTable final : public JobFinder {
   // them for a while.
   void Tick(std::uint64_t now_ns);
 
-  // CoordinatorLink::EndIdle() and EndRanks() of every link. From the first call on, Join() returns
+  // CoordinatorLink::EndIdle() and EndRanks() of every link. After the first call, Join() returns
   // `why`.
   bool EndIdle(const absl::Status& why);
   void EndRanks(const absl::Status& why);

@@ -10,6 +10,12 @@
 #include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
+namespace {
+
+// How often it says that the nodes of a job must wait.
+constexpr std::uint64_t kSayNs = 10'000'000'000;
+
+}  // namespace
 
 absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::EpochFor(
     const NodeLinks& links, const JobIdentity& job, absl::FunctionRef<Suspected()> suspected,
@@ -19,11 +25,15 @@ absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochTable::EpochFor(
     return current_;
   }
   if (absl::Status may = CheckRate(links, job); !may.ok()) {
-    LogLimitedByAddress(LogLevel::kWarning, "nodes cannot meet yet",
-                        {{"job", job_id_},
-                         {"uid", job.payer()},
-                         {"address", links.front()->address()},
-                         {"why", may.message()}});
+    const std::uint64_t now_ns = environment_->clock->NowNs();
+    if (said_ns_ == 0 || now_ns >= said_ns_ + kSayNs) {
+      said_ns_ = now_ns;
+      LogLimitedByAddress(LogLevel::kWarning, "nodes cannot meet yet",
+                          {{"job", job_id_},
+                           {"uid", job.payer()},
+                           {"address", links.front()->address()},
+                           {"why", may.message()}});
+    }
     return may;
   }
   const Tenant user = job.payer();

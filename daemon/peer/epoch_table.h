@@ -33,9 +33,9 @@ class EpochTable {
       : job_id_(std::move(job_id)), environment_(environment) {}
 
   // The current epoch if it has these nodes and has not failed, else a new one. A new epoch is
-  // counted for the job's payer or origin, and gets the callback that `suspected` returns.
-  // CANCELLED after Close(). RESOURCE_EXHAUSTED QUOTA: there were too many new ones; nothing
-  // changes.
+  // counted for the address and network of its first node, and for the job's payer unless another
+  // node has begun the job. It gets the callback that `suspected` returns. CANCELLED after Close().
+  // RESOURCE_EXHAUSTED QUOTA: there were too many new ones; nothing changes.
   absl::StatusOr<std::shared_ptr<EngineEpoch>> EpochFor(const NodeLinks& links,
                                                         const JobIdentity& job,
                                                         absl::FunctionRef<Suspected()> suspected,
@@ -73,6 +73,7 @@ class EpochTable {
   // Epochs that have ended, until every launch of theirs is answered.
   std::vector<std::shared_ptr<EngineEpoch>> retired_;
   bool closed_ = false;
+  std::uint64_t said_ns_ = 0;  // when it last logged that the nodes must wait; 0: never
   std::uint64_t last_epoch_ = 0;
 };
 

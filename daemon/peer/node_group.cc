@@ -444,17 +444,22 @@ void NodeGroup::Tick() {
     // Two generations of a job can be full: ranks of the older one have not finished yet. If their
     // nodes differ, the engine stays that of one of them, until the other one launches.
     const auto current = epochs_.current();
-    const bool kept = current != nullptr && current->failure().ok() &&
-                      std::any_of(jobs_.begin(), jobs_.end(), [&](const auto& one) {
-                        return formed.count(one.first) > 0 && one.second.failure.ok() &&
-                               one.second.ranks.links() == current->links();
-                      });
+    bool kept = false;
+    const Job* newest = nullptr;
+    for (const auto& [job, entry] : jobs_) {
+      if (formed.count(job) == 0 || !entry.failure.ok()) continue;
+      kept = kept || (current != nullptr && current->failure().ok() &&
+                      current->links() == entry.ranks.links());
+      if (newest == nullptr || job->identity().generation > newest->identity().generation) {
+        newest = job;
+      }
+    }
+    if (!kept && newest != nullptr) {
+      // If there were too many new ones, a later tick makes it.
+      EpochForLocked(jobs_.at(newest).ranks.links(), newest->identity(), &actions).IgnoreError();
+    }
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
-      if (!kept && formed.count(job) > 0 && entry.failure.ok()) {
-        // If there were too many new ones, a later tick makes it.
-        EpochForLocked(entry.ranks.links(), job->identity(), &actions).IgnoreError();
-      }
       it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
     }
   }

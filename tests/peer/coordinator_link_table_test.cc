@@ -208,6 +208,17 @@ TEST_F(CoordinatorLinkTableTest, ACoordinatorThatIsLostBeforeItAnswersIsDialedAg
   EXPECT_TRUE(absl::IsUnavailable(Answer(Join(Tenant(kUser), address)))) << "the daemon stops";
 }
 
+TEST_F(CoordinatorLinkTableTest, NoRankJoinsOnceTheDaemonDrains) {
+  std::string address;
+  const Descriptor listener = ListenTcp("127.0.0.1", &address);
+  std::future<absl::Status> joined = Join(Tenant(kUser), address);
+  const absl::Status why = absl::AbortedError("it drains");
+  EXPECT_TRUE(table_.EndIdle(why)) << "no rank is left";
+  EXPECT_EQ(Answer(std::move(joined)), why);
+  EXPECT_EQ(Answer(Join(Tenant(kUser), address)), why);
+  EXPECT_EQ(Answer(Join(Tenant(kOther), coordinator_.address())), why);
+}
+
 TEST_F(CoordinatorLinkTableTest, AUserWhoseCoordinatorDoesHarmWaits) {
   const Tenant user(kUser);
   std::string address;

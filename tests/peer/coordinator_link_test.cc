@@ -106,7 +106,7 @@ TEST_F(CoordinatorLinkTest, ACoordinatorWhoseNodeHasNoNameIsRefused) {
   }
 }
 
-// The table has it tick as soon as it can be found, and dials then. A rank may be impatient.
+// Tick() may come before Dial(): the table can find the link first. A rank may be impatient.
 TEST_F(CoordinatorLinkTest, ALinkThatIsNotDialedYetIsNotProbed) {
   const auto link = CoordinatorLink::Create(Context(), "alpha:7417", kKey);
   JoinRequest join = JoinMessage();

@@ -227,6 +227,22 @@ class NodeGroupTest : public JobFixture {
     }
   }
 
+  // The job again, full with ranks 0 and 1.
+  std::shared_ptr<Job> NextGeneration() {
+    JobEnvironment environment;
+    environment.clock = &clock_;
+    environment.reducer = &reducer_;
+    environment.executor = &executor_;
+    JobIdentity identity = job_->identity();
+    ++identity.generation;
+    const auto next = std::make_shared<Job>(identity, 2, options_, environment);
+    for (const std::uint32_t rank : {0, 1}) {
+      EXPECT_TRUE(next->Join(rank, 2, options_, Incarnation(10 + rank), sinks_[rank]).ok());
+    }
+    next_.push_back(next);
+    return next;
+  }
+
   // Every rank ends a step of many buckets, with one message each.
   void EndStepOfMany() {
     many_ = AgreeOn("many", kMany);
@@ -286,6 +302,7 @@ class NodeGroupTest : public JobFixture {
                      "node gamma: not a word for 8s", {{field::kNode, "gamma"}});
   }
 
+  std::vector<std::shared_ptr<Job>> next_;
   MeetingRate rate_{/*burst=*/16};
   ManualExecutor turns_;
   std::unique_ptr<ConcurrentExecutor> reaper_ = std::make_unique<ConcurrentExecutor>(8);
@@ -357,21 +374,22 @@ TEST_F(NodeGroupTest, AJobOfAnotherNodeDoesNotCountForItsUser) {
   theirs->Shutdown();
 }
 
-// Ranks 0 and 1 have finished and joined again, without rank 2.
-TEST_F(NodeGroupTest, TwoGenerationsOnDifferentNodesDoNotTakeTurnsWithoutLaunches) {
-  JobEnvironment environment;
-  environment.clock = &clock_;
-  environment.reducer = &reducer_;
-  environment.executor = &executor_;
-  JobIdentity identity = job_->identity();
-  ++identity.generation;
-  const auto next = std::make_shared<Job>(identity, 2, options_, environment);
-  for (const std::uint32_t rank : {0, 1}) {
-    ASSERT_TRUE(next->Join(rank, 2, options_, Incarnation(10 + rank), sinks_[rank]).ok());
-  }
+// Ranks 0 and 1 have joined again, without rank 2, which is still in the old run.
+TEST_F(NodeGroupTest, AnEngineStaysWhileItsGenerationIsFull) {
+  const auto next = NextGeneration();
   node_group_->AddRank(next, 1, beta_, Incarnation(11));
   for (int tick = 0; tick < 4; ++tick) node_group_->Tick();
   EXPECT_EQ(node_group_->engines_made(), 1u);
+}
+
+TEST_F(NodeGroupTest, OfTwoFullGenerationsTheNewestMeetsFirst) {
+  const auto both = MakeNodeGroup(engines_.Maker());
+  both->AddRank(NextGeneration(), 1, beta_, Incarnation(11));
+  for (int tick = 0; tick < 4; ++tick) both->Tick();
+  EXPECT_EQ(both->engines_made(), 1u);
+  EXPECT_EQ(beta_->Of(v1::AttachResponse::kConnectEngine).size(), 2u) << "one in SetUp()";
+  EXPECT_EQ(gamma_->Of(v1::AttachResponse::kConnectEngine).size(), 1u) << "in SetUp()";
+  both->Shutdown();
 }
 
 // A bucket cannot wait: its job would wait for it, and nobody for the job.
