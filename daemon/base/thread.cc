@@ -24,8 +24,8 @@ std::atomic<bool> has_grpc{true};
 // After a refusal the answer is no for so long. The next attempt takes gRPC's threads again.
 constexpr std::uint64_t kRefusedNs = 100'000'000;
 
-// For so long, and so often, a thread that gRPC needs is tried again. The whole machine may stop
-// for a while.
+// A thread that gRPC needs is tried for at least so long, and at least so often. The whole machine
+// may stop for a while.
 constexpr std::uint64_t kGrpcWaitsNs = 1'000'000'000;
 constexpr int kGrpcTries = 500;
 
@@ -61,6 +61,12 @@ class Starts {
     const MutexLock lock(&mutex_);
     return CanLocked(count);
   }
+  bool Start(int count, absl::FunctionRef<void()> start) {
+    const MutexLock lock(&mutex_);
+    if (!CanLocked(count)) return false;
+    start();
+    return true;
+  }
   absl::Status Start(std::vector<std::function<void()>> bodies, std::vector<std::thread>* threads) {
     const MutexLock lock(&mutex_);
     if (has_grpc.load() && !CanLocked(static_cast<int>(bodies.size()))) return OutOfThreads();
@@ -91,6 +97,10 @@ MayBeRefused::MayBeRefused() : before_(may_be_refused) { may_be_refused = true; 
 MayBeRefused::~MayBeRefused() { may_be_refused = before_; }
 
 void LeaveNoThreadsToGrpc() { has_grpc.store(false); }
+
+bool StartWhatIsCounted(int count, absl::FunctionRef<void()> start) {
+  return Starts::OfProcess().Start(count, start);
+}
 
 bool CanStartThreads(int count) { return Starts::OfProcess().Can(count); }
 

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
@@ -34,8 +35,8 @@ class MayBeRefused {
 // the daemon may have no more threads, or only the few that gRPC may need. Then the request fails,
 // and the daemon goes on. Takes about 0.2 ms.
 absl::StatusOr<std::thread> StartThread(std::function<void()> body);
-// The same for several threads: all of them, or none. If the system refuses one all the same, those
-// that have started are in `*threads`, too.
+// The same for several threads. It counts before it starts, so usually all start or none. If it
+// fails later, `*threads` has those that have started.
 absl::Status StartThreads(std::vector<std::function<void()>> bodies,
                           std::vector<std::thread>* threads);
 // The same for a thread that CanStartThreads() has just counted.
@@ -45,6 +46,10 @@ absl::StatusOr<std::thread> StartCountedThread(std::function<void()> body);
 // kThreadsLeftToGrpc more threads could be started. An engine's process has no gRPC either, but its
 // threads count with the daemon's.
 void LeaveNoThreadsToGrpc();
+
+// Calls `start`, which starts `count` threads, and returns true. False: the daemon may not start so
+// many. While it runs, other threads wait in these functions.
+bool StartWhatIsCounted(int count, absl::FunctionRef<void()> start);
 
 // True if the daemon may start `count` threads now, besides the few that gRPC may need. To find
 // out, starts all of them for about 0.2 ms. After a refusal the answer is false for 100 ms.

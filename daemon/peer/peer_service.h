@@ -78,7 +78,8 @@ class PeerService final : public JobFinder, public NodeStatusSource {
 
   // Ends the sessions of jobs that other nodes coordinate, unless a rank here has begun a step
   // whose verdict is unknown. Tells the coordinators of jobs without ranks here to continue without
-  // this node. Call it until it returns true: no job is left. No rank joins such a job any more.
+  // this node. Call it until it returns true: no job is left. After the first call no rank can join
+  // such a job.
   bool EndIdle(const absl::Status& why);
   // Ends the sessions of all jobs that other nodes coordinate, and accepts no more nodes.
   void EndAll(const absl::Status& why);

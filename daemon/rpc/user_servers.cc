@@ -51,42 +51,8 @@ class UserServers::Server {
   // INTERNAL: gRPC does not start it. RESOURCE_EXHAUSTED: the daemon may have no more threads.
   static absl::StatusOr<std::shared_ptr<Server>> Start(const Environment& environment,
                                                        const Tenant& user) {
-    if (!CanStartThreads(kThreads)) return OutOfThreads();
-    auto server = std::make_shared<Server>(environment, user);
-    grpc::ServerBuilder builder;
-    builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
-    // gRPC limits a message before and after it decompresses it, not meanwhile.
-    builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-    // Otherwise a connection without a call keeps its descriptors for ever.
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
-    // Otherwise the windows of streams grow, and many honest streams can exceed the quota together.
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    // Otherwise one read may bring more calls than a user may have.
-    builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
-    // Otherwise gRPC keeps 7 KiB for each further ping of a client that does not read the answers.
-    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-    // Otherwise each look at the counts would also write down the server's history.
-    builder.AddChannelArgument(GRPC_ARG_MAX_CHANNEL_TRACE_EVENT_MEMORY_PER_NODE, 0);
-    const std::size_t sessions = environment.sessions.sessions->policy().quota_sessions_per_user;
-    builder.SetResourceQuota(grpc::ResourceQuota(absl::StrCat("user ", user.Text()))
-                                 .Resize(kQuotaBytes + sessions * kQuotaBytesPerSession));
-    server->sessions_.Register(&builder);
-    server->asking_.Register(&builder);
-    server->server_ = builder.BuildAndStart();
-    if (server->server_ == nullptr) {
-      server->sessions_.Stop(StopDeadline());
-      server->asking_.Stop(StopDeadline());
-      return absl::InternalError("gRPC's server did not start");
-    }
-    server->counted_ = CountedServer::Newest();
-    try {
-      server->sessions_.Start();
-      server->asking_.Start();
-    } catch (const std::system_error&) {
-      server->Stop(StopDeadline());
-      return OutOfThreads();
-    }
+    absl::StatusOr<std::shared_ptr<Server>> server = OutOfThreads();
+    StartWhatIsCounted(kThreads, [&] { server = StartNow(environment, user); });
     return server;
   }
 
@@ -141,6 +107,46 @@ class UserServers::Server {
   std::uint64_t unused_since_ns = 0;  // 0: it is used
 
  private:
+  static absl::StatusOr<std::shared_ptr<Server>> StartNow(const Environment& environment,
+                                                          const Tenant& user) {
+    auto server = std::make_shared<Server>(environment, user);
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnection);
+    // gRPC limits a message before and after it decompresses it, not meanwhile.
+    builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+    // Otherwise a connection without a call keeps its descriptors for ever.
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleConnectionMs);
+    // Otherwise the windows of streams grow, and many honest streams can exceed the quota together.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    // Otherwise one read may bring more calls than a user may have.
+    builder.AddChannelArgument(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadBytes);
+    // Otherwise gRPC keeps 7 KiB for each further ping of a client that does not read the answers.
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+    // Otherwise each look at the counts would also write down the server's history.
+    builder.AddChannelArgument(GRPC_ARG_MAX_CHANNEL_TRACE_EVENT_MEMORY_PER_NODE, 0);
+    const std::size_t sessions = environment.sessions.sessions->policy().quota_sessions_per_user;
+    builder.SetResourceQuota(grpc::ResourceQuota(absl::StrCat("user ", user.Text()))
+                                 .Resize(kQuotaBytes + sessions * kQuotaBytesPerSession));
+    server->sessions_.Register(&builder);
+    server->asking_.Register(&builder);
+    server->server_ = builder.BuildAndStart();
+    if (server->server_ == nullptr) {
+      server->sessions_.Stop(StopDeadline());
+      server->asking_.Stop(StopDeadline());
+      return absl::InternalError("gRPC's server did not start");
+    }
+    server->counted_ = CountedServer::Newest();
+    try {
+      server->sessions_.Start();
+      server->asking_.Start();
+    } catch (const std::system_error&) {
+      server->Stop(StopDeadline());
+      return OutOfThreads();
+    }
+    return server;
+  }
+
   const Tenant user_;
   GradsyncService sessions_;
   AskingService asking_;

@@ -393,7 +393,7 @@ class GreetedStreams {
     *message.mutable_rank_request()->mutable_request() = request;
     v1::AttachResponse answer;
     for (bool may = Send(message); may && streams_.back()->stream->Read(&answer);) {
-      AnswerPings();  // one comes each second, if nothing else does
+      AnswerPings();  // at least a ping comes each second
       if (answer.has_rank_response()) return answer.rank_response().response();
     }
     return {};
