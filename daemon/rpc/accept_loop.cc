@@ -1,15 +1,18 @@
 #include "daemon/rpc/accept_loop.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -64,9 +67,8 @@ void Drain(int fd) {
   if (read(fd, &count, sizeof(count)) < 0) return;
 }
 
-// Sends the reply with its descriptors. The caller closes the connection even if the client does
-// not take it.
-void SendReply(int socket, const FdReply& reply, const std::vector<SessionTable::Descriptor>& fds) {
+// Sends the reply with its descriptors. False, and `errno` is set: the client does not get it.
+bool SendReply(int socket, const FdReply& reply, const std::vector<SessionTable::Descriptor>& fds) {
   iovec data{const_cast<FdReply*>(&reply), sizeof(reply)};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)] = {};
   msghdr message{};
@@ -82,7 +84,13 @@ void SendReply(int socket, const FdReply& reply, const std::vector<SessionTable:
     int* const out = reinterpret_cast<int*>(CMSG_DATA(header));
     for (std::size_t i = 0; i < fds.size(); ++i) out[i] = fds[i].fd;
   }
-  sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+}
+
+// True if the other side has not read all that was sent.
+bool IsUnread(int socket) {
+  int unread = 0;
+  return ioctl(socket, SIOCOUTQ, &unread) == 0 && unread > 0;
 }
 
 }  // namespace
@@ -220,8 +228,14 @@ void AcceptLoop::Handle(std::uint64_t key, std::uint32_t events) {
       ProcessEnded(key);
       break;
     case Kind::kFdClient:
-      AnswerFd(&found->second);
-      Forget(key);
+      if (!found->second.answered && AnswerFd(&found->second)) {
+        // From now on only the client's end is an event. Tick() sees that it has read.
+        epoll_event none{};
+        none.data.u64 = key;
+        epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, found->second.fd.get(), &none);
+      } else {
+        Forget(key);
+      }
       break;
   }
 }
@@ -399,7 +413,8 @@ std::string AcceptLoop::WhySideRefused(const Tenant& user, bool scarce,
   if (!trusted && !side_rate_.Has(user, MonotonicNowNs())) return kTooOften;
   const auto found = fd_clients_.find(user);
   const std::size_t clients = found == fd_clients_.end() ? 0 : found->second;
-  if (clients >= kFdClientsPerUser) return "the user has too many that say nothing";
+  if (clients >= kFdClientsPerUser)
+    return "the user has too many that say nothing, or do not read the answer";
   if (scarce && !reserve_.Admits(clients, trusted)) return kScarce;
   auto taken = connections_->TakeDescriptors(user, kFdClientDescriptors);
   if (!taken.ok()) return std::string(taken.status().message());
@@ -411,7 +426,7 @@ void AcceptLoop::CountInVain(const ClientProcess& caller) {
   if (!IsTrusted(caller.tenant())) side_rate_.Take(caller.tenant(), MonotonicNowNs());
 }
 
-void AcceptLoop::AnswerFd(Watched* client) {
+bool AcceptLoop::AnswerFd(Watched* client) {
   char message[sizeof(FdRequest) + 1];  // one more: a longer message is no request
   const ssize_t size = recv(client->fd.get(), message, sizeof(message), MSG_DONTWAIT);
   const auto nonce =
@@ -426,9 +441,17 @@ void AcceptLoop::AnswerFd(Watched* client) {
                 {"why", claimed.status().message()}});
     CountInVain(client->caller);
     SendReply(client->fd.get(), EncodeFdReply(claimed.status(), 0), {});
-    return;
+    return false;
   }
-  SendReply(client->fd.get(), EncodeFdReply(absl::OkStatus(), claimed->size()), *claimed);
+  client->answered =
+      SendReply(client->fd.get(), EncodeFdReply(absl::OkStatus(), claimed->size()), *claimed);
+  if (!client->answered) {
+    LogLimited(LogLevel::kWarning, "side socket: answer not sent",
+               {{"uid", client->caller.tenant()},
+                {"pid", client->caller.pid},
+                {"why", std::strerror(errno)}});
+  }
+  return client->answered;
 }
 
 void AcceptLoop::Tick() {
@@ -437,10 +460,12 @@ void AcceptLoop::Tick() {
   const std::uint64_t now_ns = MonotonicNowNs();
   std::vector<std::uint64_t> expired;
   for (const auto& [key, watched] : watched_) {
-    if (watched.kind == Kind::kFdClient && now_ns > watched.deadline_ns) expired.push_back(key);
+    if (watched.kind != Kind::kFdClient) continue;
+    const bool done = watched.answered ? !IsUnread(watched.fd.get()) : now_ns > watched.deadline_ns;
+    if (done) expired.push_back(key);
   }
   for (const std::uint64_t key : expired) {
-    CountInVain(watched_[key].caller);
+    if (!watched_[key].answered) CountInVain(watched_[key].caller);
     Forget(key);
   }
   // Nobody else refills the reserve.

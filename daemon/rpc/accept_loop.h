@@ -75,6 +75,7 @@ class AcceptLoop {
     std::uint64_t connection = 0;  // kConnection, kProcess
     ClientProcess caller;
     std::uint64_t deadline_ns = 0;      // kFdClient
+    bool answered = false;              // kFdClient: descriptors were sent
     std::shared_ptr<void> descriptors;  // kFdClient: counts them
   };
 
@@ -90,7 +91,9 @@ class AcceptLoop {
   // Why the side socket may not take a connection now. Empty: it may, and `descriptors` counts it.
   // `scarce`: as set below.
   std::string WhySideRefused(const Tenant& user, bool scarce, std::shared_ptr<void>* descriptors);
-  void AnswerFd(Watched* client);
+  // True if descriptors were sent. Until the client has read them, they count for its user: the
+  // kernel lets this daemon's user have only so many on the way, and then nobody gets any.
+  bool AnswerFd(Watched* client);
   // Counts a connection on the side socket that has brought no memory.
   void CountInVain(const ClientProcess& caller);
   void ConnectionClosed(std::uint64_t key);

@@ -167,6 +167,34 @@ TEST_F(AcceptLoopTest, TheSideSocketCountsNoConnectionForWhichItHasNoDescriptors
   EXPECT_TRUE(answered);
 }
 
+// The kernel lets the daemon's user have only so many descriptors on the way. A client that reads
+// none must not use up all of them.
+TEST_F(AcceptLoopTest, AnAnswerWithDescriptorsCountsUntilItsClientHasReadIt) {
+  const Opened opened = Open(0, 2, Client(geteuid(), getpid()));
+  ASSERT_TRUE(opened.session.ok()) << opened.session.status();
+  std::vector<UniqueFd> unread(64);  // as many as a user may have
+  for (UniqueFd& client : unread) {
+    const auto nonce =
+        sessions_.Offer(**opened.session, {{opened->staging(), opened->staging()->fd()}});
+    ASSERT_TRUE(nonce.ok()) << nonce.status();
+    FdRequest request;
+    std::memcpy(request.nonce, nonce->data(), nonce->size());
+    client = side_.MakeClient();
+    ASSERT_TRUE(side_.Connect(client));
+    ASSERT_EQ(send(client.get(), &request, sizeof(request), MSG_NOSIGNAL), sizeof(request));
+    pollfd answer{client.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&answer, 1, kPatienceMs), 1);
+  }
+  const UniqueFd refused = side_.MakeClient();
+  ASSERT_TRUE(side_.Connect(refused));
+  EXPECT_EQ(Receive(refused), 0);
+  EXPECT_EQ(Receive(unread[0]), sizeof(FdReply));
+  EXPECT_TRUE(Soon([&] {
+    const UniqueFd next = side_.MakeClient();
+    return side_.Connect(next) && IsAnswered(next);
+  }));
+}
+
 // To refuse one takes time, too.
 TEST_F(AcceptLoopTest, ConnectionsOfAUserThatHasAllItMayHaveCountAsConnects) {
   auto all = descriptors_.Take(Tenant(kOther), 1000);
