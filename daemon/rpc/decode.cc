@@ -258,7 +258,12 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   const std::uint64_t patience_ms = message.timeout_ms() == 0 ? kPatienceMs : message.timeout_ms();
   request.patience_ns = std::min(patience_ms, kLongestPatienceMs) * kNsPerMs;
   if (!request.coordinator.empty()) {
-    request.message = std::make_shared<const v1::OpenSession>(message);
+    // It is kept as long as the session. Unknown fields can take many times their size.
+    auto kept = std::make_shared<v1::OpenSession>(message);
+    kept->DiscardUnknownFields();
+    kept->clear_token();
+    kept->clear_coordinator();
+    request.message = std::move(kept);
   }
   return request;
 }

@@ -66,18 +66,18 @@ class QuestionStream final : public ServerStream<In, Out> {
 
   // ---- Answers to `ask`
   void Answer(Out answer) {
-    due_.store(false);
+    NoteAnswer();
     this->Send(std::move(answer));
   }
   // `charge` is held for the answer's memory until the call has ended.
   void AnswerLast(Out answer, ArenaQuota::Reservation charge = {}) {
     charge_ = std::move(charge);
-    due_.store(false);
+    NoteAnswer();
     this->QueueEnd(absl::OkStatus(), std::move(answer));
     this->Flush();
   }
   void Refuse(const absl::Status& why) {
-    due_.store(false);
+    NoteAnswer();
     this->Close(why);
   }
 
@@ -106,6 +106,11 @@ class QuestionStream final : public ServerStream<In, Out> {
   }
 
  private:
+  // From now on the client has time to read.
+  void NoteAnswer() {
+    heard_ns_.store(method_.clock->NowNs());
+    due_.store(false);
+  }
   std::shared_ptr<ClientInput> CallersInput() const override {
     return method_.connections->Input(this->caller());
   }
@@ -142,8 +147,9 @@ class QuestionStream final : public ServerStream<In, Out> {
 
   const QuestionMethod<In, Out>& method_;
   const std::shared_ptr<void> counted_;
-  std::optional<ClientProcess> asker_;      // constant after OnAccepted()
-  std::atomic<std::uint64_t> heard_ns_{0};  // when the client has last said something
+  std::optional<ClientProcess> asker_;  // constant after OnAccepted()
+  std::atomic<std::uint64_t> heard_ns_{
+      0};  // when the client has last said something, or was answered
   std::atomic<bool> due_{false};
   std::atomic<bool> gave_way_{false};
   ArenaQuota::Reservation charge_;  // set once, by AnswerLast()

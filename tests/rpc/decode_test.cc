@@ -126,6 +126,24 @@ TEST(DecodeOpenTest, BoundsTimeouts) {
   EXPECT_EQ(Open(message)->options.step_timeout_ns, kWeekMs * kNsPerMs);
 }
 
+// It lives as long as the session. What the client has added takes no memory there.
+TEST(DecodeOpenTest, WhatIsKeptForACoordinatorHasNoUnknownFieldsAndNoToken) {
+  v1::OpenSession message = GoodOpen();
+  message.set_token("secret");
+  message.set_coordinator("10.0.0.1");
+  const std::size_t known = message.ByteSizeLong();
+  ASSERT_TRUE(message.MergeFromString(std::string("\x5A\x00\x5A\x00", 4)));
+  ASSERT_GT(message.ByteSizeLong(), known);
+  const auto request = Open(message);
+  ASSERT_TRUE(request.ok()) << request.status();
+  EXPECT_EQ(request->token, "secret");
+  ASSERT_NE(request->message, nullptr);
+  v1::OpenSession kept = GoodOpen();
+  kept.clear_token();
+  kept.clear_coordinator();
+  EXPECT_EQ(request->message->SerializeAsString(), kept.SerializeAsString());
+}
+
 struct OpenFault {
   const char* name;
   void (*spoil)(v1::OpenSession*);
