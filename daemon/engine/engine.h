@@ -94,7 +94,7 @@ class Engine {
   //
   // The caller must submit the same exchanges (dtype, count, op) and broadcasts in the same order
   // on every node; the engine cannot check this. The engine waits without limit for the other nodes
-  // to submit theirs: the job has the step's deadline.
+  // to submit theirs: NodeGroup disconnects a node that stays silent.
   virtual void Submit(Exchange* exchange) = 0;
 
   // Copies the first of root_node's buffers to its other buffers, and to every buffer of every

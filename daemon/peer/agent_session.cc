@@ -171,7 +171,13 @@ void AgentSession::Close(const absl::Status& status) {
 }
 
 void AgentSession::Tick(std::uint64_t now_ns) {
-  workers_.Tick(now_ns);
+  if (!workers_.Tick(now_ns) && closed_ns_.load() == 0) {
+    Close(MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWorkerLost,
+                    absl::StrCat("node ", node_name_, " (", address_,
+                                 ") does not end a worker on a GPU that has failed: restart ",
+                                 "gradsyncd on that node"),
+                    {{field::kNode, node_name_}}));
+  }
   // An agent that reads nothing would keep its place, even if it answers pings.
   const std::uint64_t closed_ns = closed_ns_.load();
   if (closed_ns != 0 && now_ns > closed_ns + kPeerSilenceNs) {

@@ -183,6 +183,25 @@ absl::Status EngineEpoch::Submit(NodeWork work, const MemoryAccount& account) {
   return exchange_->Submit(std::move(work));
 }
 
+void EngineEpoch::Fail(const absl::Status& why) {
+  if (failure_.ok()) failed_ns_ = clock_->NowNs();
+  failure_ = why;
+}
+
+NodeLinks EngineEpoch::LateNodes() const {
+  const std::uint64_t now_ns = clock_->NowNs();
+  const bool failed_long_ago = !failure_.ok() && now_ns > failed_ns_ + kLateAfterFailureNs;
+  NodeLinks late;
+  if (ledger_.empty()) return late;
+  const auto owing = ledger_.Late(now_ns, kLateNs);
+  for (const auto& link : links_) {
+    const bool is_late =
+        owing.count(link.get()) > 0 || (failed_long_ago && !ledger_.OwedBy(link.get()).empty());
+    if (is_late) late.push_back(link);
+  }
+  return late;
+}
+
 void EngineEpoch::Suspect(const absl::Status& why) {
   if (!suspicion_.ok()) return;
   suspicion_ = why;

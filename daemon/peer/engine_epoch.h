@@ -110,7 +110,14 @@ class EngineEpoch {
 
   // Not OK once the epoch has failed or ended: nothing more is launched.
   const absl::Status& failure() const { return failure_; }
-  void Fail(const absl::Status& why) { failure_ = why; }
+  void Fail(const absl::Status& why);
+  // A node answers a launch a moment after the others. When its engine has failed, it answers once
+  // its workers on GPUs have ended.
+  static constexpr std::uint64_t kLateNs = 300'000'000'000;
+  static constexpr std::uint64_t kLateAfterFailureNs = 120'000'000'000;
+  // The other nodes that have not answered a launch for so long after another node has, or after
+  // the failure. A node may answer pings and nothing else.
+  NodeLinks LateNodes() const;
   // Notes that the engine seems to have failed; the first reason counts. SuspectedFor() returns
   // that reason once `patience_ns` have passed, else OK.
   void Suspect(const absl::Status& why);
@@ -144,6 +151,7 @@ class EngineEpoch {
   LaunchLedger ledger_;
   const Clock* const clock_;
   absl::Status failure_;
+  std::uint64_t failed_ns_ = 0;
   absl::Status suspicion_;
   std::uint64_t suspected_ns_ = 0;
   bool reaped_ = false;

@@ -92,6 +92,14 @@ std::vector<std::shared_ptr<EngineEpoch>> EpochTable::EpochsOf(const NodeLink* l
   return epochs;
 }
 
+NodeLinks EpochTable::LateNodes() const {
+  NodeLinks late = current_ == nullptr ? NodeLinks() : current_->LateNodes();
+  for (const auto& retired : retired_) {
+    for (auto& link : retired->LateNodes()) late.push_back(std::move(link));
+  }
+  return late;
+}
+
 absl::StatusOr<std::shared_ptr<Rendezvous>> EpochTable::StoreOf(std::uint64_t epoch,
                                                                 const NodeLink* link) const {
   if (current_ == nullptr || current_->epoch() != epoch) return nullptr;

@@ -48,6 +48,8 @@ class EpochTable {
                                                     absl::string_view what) const;
   // The epochs, ended or current, that have this node. The current one comes last.
   std::vector<std::shared_ptr<EngineEpoch>> EpochsOf(const NodeLink* link) const;
+  // The nodes that are late with answers: EngineEpoch::LateNodes(), of every epoch.
+  NodeLinks LateNodes() const;
   // The rendezvous of this epoch. Null if the current epoch is another one. MALFORMED as in Find().
   absl::StatusOr<std::shared_ptr<Rendezvous>> StoreOf(std::uint64_t epoch,
                                                       const NodeLink* link) const;

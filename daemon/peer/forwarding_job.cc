@@ -47,8 +47,14 @@ void ForwardingJob::SendOpen() {
   // This node's default, if the client has not set it.
   open->mutable_options()->set_step_timeout_ms(request_.options.step_timeout_ns / 1'000'000);
   Forward(std::move(request));
-  MutexLock lock(&mutex_);
-  open_sent_ = true;
+  absl::Status ended;
+  {
+    MutexLock lock(&mutex_);
+    open_sent_ = true;
+    if (end_sent_) ended = own_end_;
+  }
+  // The coordinator knew no such rank when it heard of the end.
+  if (!ended.ok()) SendEnded(ended);
 }
 
 // ---- Messages of the coordinator ----------------------------------------------------------------
@@ -191,7 +197,9 @@ void ForwardingJob::End(const absl::Status& why) {
     // STEP_IN_DOUBT outweighs both reasons.
     const bool in_doubt = DetailsOf(why).reason == reason::kStepInDoubt;
     if (!why.ok() && !own_end_.ok() && !in_doubt) end = own_end_;
-    report = !end_sent_ && joined == nullptr;
+    // Its SessionOpened may come yet. Then the coordinator keeps the rank until it learns of the
+    // end.
+    report = !end_sent_;
     end_sent_ = true;
     pending.swap(pending_);
   }

@@ -179,6 +179,7 @@ void NodeGroup::Run(Actions actions) {
   for (const auto& [job, why] : actions.ended) job->End(why);
   for (const auto& link : actions.flush) link->Flush();
   for (const auto& link : actions.close) link->Close(absl::OkStatus());
+  for (const auto& link : actions.late) CloseLate(link.get());
   for (const Refused& refused : actions.refused) {
     const std::uint64_t now_ns = environment_.clock->NowNs();
     LaunchRecord launch;
@@ -188,6 +189,22 @@ void NodeGroup::Run(Actions actions) {
     Finish(launch);
   }
   for (const LaunchRecord& launch : actions.finished) Finish(launch);
+}
+
+void NodeGroup::CloseLate(NodeLink* link) const {
+  const absl::Status why = MakeError(
+      absl::StatusCode::kDeadlineExceeded, reason::kEngineTimeout,
+      absl::StrCat("node ", link->node_name(), " of job '", key_.job_id,
+                   "' answers pings, but has not answered a launch for minutes: its daemon hangs. ",
+                   "Restart gradsyncd on that node"),
+      {{field::kNode, link->node_name()}, {field::kJob, key_.job_id}});
+  LogLimitedByAddress(LogLevel::kWarning, "node disconnected",
+                      {{"job", key_.job_id},
+                       {"uid", key_.uid},
+                       {"node", link->node_name()},
+                       {"address", link->address()},
+                       {"why", why.message()}});
+  link->Close(why);
 }
 
 void NodeGroup::LaunchLocked(const Launches& launches, Actions* actions) {
@@ -377,6 +394,7 @@ void NodeGroup::Lost(NodeLink* link, const absl::Status& why) {
     MutexLock lock(&mutex_);
     // If all ranks of the node had left, their job continues without it.
     ForgetLocked(link);
+    late_.erase(link);
     const auto is_it = [link](const auto& other) { return other.get() == link; };
     detaching_.erase(std::remove_if(detaching_.begin(), detaching_.end(), is_it), detaching_.end());
     const std::uint64_t now_ns = environment_.clock->NowNs();
@@ -461,6 +479,9 @@ void NodeGroup::Tick() {
     for (auto it = jobs_.begin(); it != jobs_.end();) {
       const auto& [job, entry] = *it;
       it = ended.count(job) > 0 || entry.job.expired() ? jobs_.erase(it) : std::next(it);
+    }
+    for (auto& link : epochs_.LateNodes()) {
+      if (late_.insert(link.get()).second) actions.late.push_back(std::move(link));
     }
   }
   Run(std::move(actions));

@@ -114,6 +114,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
     std::vector<std::pair<std::shared_ptr<Job>, absl::Status>> ended;  // and why
     NodeLinks flush;
     NodeLinks close;
+    NodeLinks late;  // closed, too, by name
     std::vector<Refused> refused;
     std::vector<LaunchRecord> finished;
   };
@@ -128,6 +129,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   void TakeTurn() ABSL_LOCKS_EXCLUDED(mutex_);
   void Run(Actions actions) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  void CloseLate(NodeLink* link) const;
   void CloseDetachingLocked(Actions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes as many launches from those that wait as one message or turn may cost.
   Piece TakePieceLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -168,6 +170,7 @@ class NodeGroup : public std::enable_shared_from_this<NodeGroup> {
   std::map<const Job*, Entry> jobs_ ABSL_GUARDED_BY(mutex_);
   EpochTable epochs_ ABSL_GUARDED_BY(mutex_);
   NodeLinks detaching_ ABSL_GUARDED_BY(mutex_);
+  std::set<const NodeLink*> late_ ABSL_GUARDED_BY(mutex_);  // closed, until they are lost
   // Launches that wait for their turn, or until a node has detached.
   std::deque<Launches> waiting_ ABSL_GUARDED_BY(mutex_);
   // The executor has a turn for waiting_: nobody else takes launches from it.

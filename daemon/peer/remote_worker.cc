@@ -11,6 +11,9 @@
 namespace gradsync::daemon {
 namespace {
 
+// A driver may take long to end a worker.
+constexpr std::uint64_t kLongestEndNs = 120'000'000'000;
+
 // Most workers of one node in one job: more than a node can have GPUs.
 constexpr std::size_t kMaxWorkers = 256;
 
@@ -88,6 +91,7 @@ void RemoteWorker::Kill(const absl::Status& why) {
     MutexLock lock(&mutex_);
     if (!end_.ok()) return;
     end_ = why;
+    killed_ns_ = clock_->NowNs();
     v1::AttachResponse message;
     message.mutable_worker_release()->set_worker(number_);
     *message.mutable_worker_release()->mutable_status() = ToProto(why);
@@ -104,6 +108,11 @@ absl::Status RemoteWorker::EndReason() const {
 bool RemoteWorker::owes() const {
   MutexLock lock(&mutex_);
   return !unanswered_.empty();
+}
+
+bool RemoteWorker::IsLate(std::uint64_t now_ns) const {
+  MutexLock lock(&mutex_);
+  return killed_ns_ != 0 && !unanswered_.empty() && now_ns > killed_ns_ + kLongestEndNs;
 }
 
 absl::Status RemoteWorker::Malformed(absl::string_view what) const {
@@ -224,11 +233,13 @@ void RemoteWorkers::Ended(std::uint64_t number, const absl::Status& why) {
   worker->Lost(why);
 }
 
-void RemoteWorkers::Tick(std::uint64_t now_ns) {
+bool RemoteWorkers::Tick(std::uint64_t now_ns) {
   std::vector<std::shared_ptr<RemoteWorker>> idle;  // destroyed without the lock
+  bool all_end = true;
   MutexLock lock(&mutex_);
   for (auto it = workers_.begin(); it != workers_.end();) {
     Entry& entry = it->second;
+    all_end = all_end && !entry.worker->IsLate(now_ns);
     if (entry.worker.use_count() > 1 || entry.worker->owes()) {
       entry.idle_since_ns = 0;
     } else if (entry.idle_since_ns == 0) {
@@ -240,6 +251,7 @@ void RemoteWorkers::Tick(std::uint64_t now_ns) {
     }
     ++it;
   }
+  return all_end;
 }
 
 void RemoteWorkers::Lost(const absl::Status& why) {

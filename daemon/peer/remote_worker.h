@@ -45,6 +45,8 @@ class RemoteWorker final : public WorkerPort {
   // ---- For its node's stream
   // True if a call has not been answered.
   bool owes() const;
+  // True if it was killed long ago, and a call has not been answered yet.
+  bool IsLate(std::uint64_t now_ns) const;
   // INVALID_ARGUMENT MALFORMED: no such call is open, or the reply does not fit it.
   absl::Status Take(const v1::WorkerReply& reply);
   // The worker or its node is lost. Answers every open call with `why`.
@@ -66,7 +68,8 @@ class RemoteWorker final : public WorkerPort {
   mutable Mutex mutex_;
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::uint64_t, Unanswered> unanswered_ ABSL_GUARDED_BY(mutex_);  // by the call's id
-  absl::Status end_ ABSL_GUARDED_BY(mutex_);  // not OK: why it has ended
+  absl::Status end_ ABSL_GUARDED_BY(mutex_);             // not OK: why it has ended
+  std::uint64_t killed_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: Kill() has not been called
 };
 
 // All workers of one node in one job. Thread-safe; its lock comes before the workers'.
@@ -84,7 +87,8 @@ class RemoteWorkers {
   // A reply of a worker that has been released is ignored: the node may not know it yet.
   absl::Status Take(const v1::WorkerReply& reply);
   void Ended(std::uint64_t number, const absl::Status& why);
-  void Tick(std::uint64_t now_ns);
+  // False: a worker that was killed does not end, and its node must be disconnected.
+  bool Tick(std::uint64_t now_ns);
   // The node is lost.
   void Lost(const absl::Status& why);
 

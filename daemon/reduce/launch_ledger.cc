@@ -35,6 +35,17 @@ std::vector<std::uint64_t> LaunchLedger::OwedBy(Participant participant) const {
   return owed;
 }
 
+std::set<LaunchLedger::Participant> LaunchLedger::Late(std::uint64_t now_ns,
+                                                       std::uint64_t limit_ns) const {
+  std::set<Participant> late;
+  for (const auto& [number, flight] : in_flight_) {
+    const std::uint64_t answered_ns = flight.launch.times.finish_ns;
+    if (answered_ns == 0 || now_ns <= answered_ns + limit_ns) continue;
+    late.insert(flight.owing.begin(), flight.owing.end());
+  }
+  return late;
+}
+
 std::optional<LaunchRecord> LaunchLedger::Answer(Participant participant, std::uint64_t number,
                                                  const LaunchAnswer& answer) {
   const auto found = in_flight_.find(number);

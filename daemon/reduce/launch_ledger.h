@@ -58,6 +58,10 @@ class LaunchLedger {
   // The launches that this participant has not answered, in order.
   std::vector<std::uint64_t> OwedBy(Participant participant) const;
 
+  // The participants that owe a launch to which the last answer came more than `limit_ns` ago. A
+  // launch without an answer does not count, nor one whose answers do not say when they came.
+  std::set<Participant> Late(std::uint64_t now_ns, std::uint64_t limit_ns) const;
+
   // Takes an answer that is owed. When all have answered the launch, removes it from the ledger and
   // returns it.
   std::optional<LaunchRecord> Answer(Participant participant, std::uint64_t number,

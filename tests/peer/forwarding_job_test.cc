@@ -425,6 +425,25 @@ TEST_F(OwedEndTest, NothingIsOwedAfterTheAnswer) {
 }
 
 // The message after which a stream ends waits, however much its trainer has left unread.
+// The coordinator ends the job while the rank joins. It keeps the rank until it hears of the end.
+TEST_F(ForwardingJobTest, ARankWhoseEndComesBeforeItsStartReportsItsEnd) {
+  JoinRequest join;
+  join.key.job_id = "job";
+  join.incarnation = kIncarnation + 1;
+  ForwardingJob::Context context;
+  context.send = [this](v1::AttachRequest message) { sent_.push_back(std::move(message)); };
+  context.executor = &executor_;
+  absl::Status answer;
+  ForwardingJob joining(join, std::move(context), sink_,
+                        [&](auto joined) { answer = joined.status(); });
+  v1::SessionResponse ending;
+  ending.mutable_session_ending()->mutable_status()->set_code(10);
+  ASSERT_TRUE(joining.Take(ending).value());
+  EXPECT_TRUE(absl::IsAborted(answer)) << answer;
+  ASSERT_EQ(sent_.size(), 1u);
+  EXPECT_EQ(sent_[0].rank_ended().incarnation(), kIncarnation + 1);
+}
+
 TEST_F(ForwardingJobTest, ACoordinatorsErrorsAreClipped) {
   const google::rpc::Status why = ToProto(absl::AbortedError(std::string(1 << 20, 'x')));
   EXPECT_EQ(FailLayout(why).message().size(), 4096u);

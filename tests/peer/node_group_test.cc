@@ -50,9 +50,9 @@ class RecordingLink final : public NodeLink {
   }
   void Close(const absl::Status& status) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    EXPECT_TRUE(status.ok()) << status;
     EXPECT_FALSE(closed_);
     closed_ = true;
+    close_status_ = status;
   }
   const std::string& node_name() const override { return name_; }
   const std::string& address() const override { return address_; }
@@ -60,6 +60,11 @@ class RecordingLink final : public NodeLink {
   const EngineLimits& engine_limits() const override { return limits_; }
   std::uint64_t heard_ns() const override { return 1; }
 
+  // Why it was closed; OK if it was not.
+  absl::Status close_status() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return close_status_;
+  }
   // The messages of this kind that were sent so far.
   std::vector<v1::AttachResponse> Of(v1::AttachResponse::KindCase kind) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -90,6 +95,7 @@ class RecordingLink final : public NodeLink {
   std::mutex mutex_;
   std::vector<v1::AttachResponse> messages_;
   bool closed_ = false;
+  absl::Status close_status_;
   int flushes_ = 0;
   std::function<void()> on_flush_;
 };
@@ -390,6 +396,39 @@ TEST_F(NodeGroupTest, OfTwoFullGenerationsTheNewestMeetsFirst) {
   EXPECT_EQ(beta_->Of(v1::AttachResponse::kConnectEngine).size(), 2u) << "one in SetUp()";
   EXPECT_EQ(gamma_->Of(v1::AttachResponse::kConnectEngine).size(), 1u) << "in SetUp()";
   both->Shutdown();
+}
+
+// It answers pings, so that nothing else would end the job's wait.
+TEST_F(NodeGroupTest, ANodeThatDoesNotAnswerALaunchIsDisconnectedByName) {
+  MarkReady(1);
+  ASSERT_TRUE(job_->MarkReady(Of(2), channel_, 1, {0}).ok());
+  ASSERT_TRUE(engines_.Await(0)->submitted.Wait().has_value());
+  clock_.Advance(2 * EngineEpoch::kLateNs);
+  node_group_->Tick();
+  EXPECT_TRUE(gamma_->close_status().ok()) << "nobody has answered yet";
+  ASSERT_TRUE(LaunchDone(beta_.get(), 1, 1).ok());
+  clock_.Advance(EngineEpoch::kLateNs);
+  node_group_->Tick();
+  EXPECT_TRUE(gamma_->close_status().ok());
+  clock_.Advance(1);
+  for (int tick = 0; tick < 2; ++tick) node_group_->Tick();
+  EXPECT_TRUE(beta_->close_status().ok());
+  const absl::Status why = gamma_->close_status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(why)) << why;
+  EXPECT_EQ(FieldOf(why, "node"), "gamma");
+}
+
+TEST_F(NodeGroupTest, ANodeThatStaysSilentAfterAFailureIsDisconnectedByName) {
+  MarkReady(1);
+  ASSERT_TRUE(job_->MarkReady(Of(2), channel_, 1, {0}).ok());
+  const auto engine = engines_.Await(0);
+  ASSERT_TRUE(engine->submitted.Wait().has_value());
+  engine->spec.failed(Silence());
+  clock_.Advance(EngineEpoch::kLateAfterFailureNs + 1);
+  for (int tick = 0; tick < 2; ++tick) node_group_->Tick();
+  for (const auto& link : {beta_, gamma_}) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(link->close_status())) << link->node_name();
+  }
 }
 
 // A bucket cannot wait: its job would wait for it, and nobody for the job.

@@ -191,6 +191,21 @@ TEST_F(RemoteWorkerTest, CallsOfAKilledWorkerAreAnsweredWhenItHasEnded) {
   EXPECT_EQ(answers_.size(), 1u);
 }
 
+// Its node answers pings, so nobody else would end the wait.
+TEST_F(RemoteWorkerTest, AKilledWorkerThatDoesNotEndIsLateAfterTwoMinutes) {
+  const auto worker = Worker();
+  Call(worker.get(), Launch());
+  clock_.Advance(1'000'000'000'000);
+  EXPECT_TRUE(workers_.Tick(clock_.NowNs())) << "it works";
+  worker->Kill(absl::UnavailableError("the communicator is broken"));
+  clock_.Advance(120'000'000'000);
+  EXPECT_TRUE(workers_.Tick(clock_.NowNs()));
+  clock_.Advance(1);
+  EXPECT_FALSE(workers_.Tick(clock_.NowNs()));
+  workers_.Lost(absl::UnavailableError("the node was disconnected"));
+  EXPECT_TRUE(workers_.Tick(clock_.NowNs()));
+}
+
 TEST_F(RemoteWorkerTest, NewWorkerOnAGpuReplacesTheOld) {
   const auto worker = Worker(4, "GPU-a");
   EXPECT_EQ(Worker(4, "GPU-a"), worker);

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,6 +128,23 @@ TEST(LaunchLedger, OwedByListsTheOpenLaunchesOfOneParticipant) {
   EXPECT_EQ(ledger.OwedBy(&kA), std::vector<std::uint64_t>{2});
   EXPECT_EQ(ledger.OwedBy(&kB), (std::vector<std::uint64_t>{1, 3}));
   EXPECT_TRUE(ledger.OwedBy(&kC).empty());
+}
+
+TEST(LaunchLedger, AParticipantIsLateLongAfterAnothersAnswer) {
+  LaunchLedger ledger;
+  ReduceOperation first, second;
+  LaunchRecord launch;
+  launch.operation = &first;
+  const std::uint64_t number = ledger.Begin(launch, {&kA, &kB, &kC});
+  launch.operation = &second;
+  ledger.Begin(launch, {&kA});
+  EXPECT_TRUE(ledger.Late(1000, 10).empty()) << "nobody has answered";
+  ledger.Answer(&kB, number, At(5, 20));
+  EXPECT_TRUE(ledger.Late(30, 10).empty());
+  EXPECT_EQ(ledger.Late(31, 10), (std::set<LaunchLedger::Participant>{&kA, &kC}));
+  ledger.Answer(&kA, number, At(5, 31));
+  EXPECT_TRUE(ledger.Late(41, 10).empty()) << "the last answer counts";
+  EXPECT_EQ(ledger.Late(42, 10), (std::set<LaunchLedger::Participant>{&kC}));
 }
 
 TEST(LaunchLedger, LaunchesKeepTheirOwnersAlive) {
