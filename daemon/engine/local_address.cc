@@ -1,14 +1,18 @@
 #include "daemon/engine/local_address.h"
 
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <unistd.h>
 
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/engine/socket_owner.h"
 
 namespace gradsync::daemon {
 namespace {
@@ -50,6 +54,37 @@ absl::StatusOr<std::string> InterfaceAddress(const std::string& interface) {
     }
   }
   return absl::NotFoundError(absl::StrCat("no address on interface ", interface));
+}
+
+// Whether bind() succeeds for every address, as on hosts that share addresses (keepalived).
+bool CanBindAny() {
+  for (const char* const family : {"ipv4", "ipv6"}) {
+    const UniqueFd file(open(absl::StrCat("/proc/sys/net/", family, "/ip_nonlocal_bind").c_str(),
+                             O_RDONLY | O_CLOEXEC));
+    char set = '0';
+    if (file.valid() && read(file.get(), &set, 1) == 1 && set != '0') return true;
+  }
+  return false;
+}
+
+// Whether an interface has the address, or it is a loopback address.
+bool IsAssigned(const sockaddr_storage& address) {
+  const TcpEnd wanted = TcpEnd::Of(address);
+  constexpr std::size_t kFirstOfIpv4 = 12;
+  if (wanted.IsIpv4() && wanted.ip[kFirstOfIpv4] == IN_LOOPBACKNET) return true;
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return true;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(all, freeifaddrs);
+  for (const ifaddrs* one = all; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr) continue;
+    const int family = one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    sockaddr_storage assigned{};
+    std::memcpy(&assigned, one->ifa_addr,
+                family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (TcpEnd::Of(assigned).ip == wanted.ip) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -104,8 +139,9 @@ bool IsOwnAddress(const sockaddr_storage& address) {
     return false;
   }
   const UniqueFd probe(socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return probe.valid() &&
-         bind(probe.get(), reinterpret_cast<const sockaddr*>(&any_port), length) == 0;
+  if (!probe.valid()) return true;
+  return bind(probe.get(), reinterpret_cast<const sockaddr*>(&any_port), length) == 0 &&
+         (!CanBindAny() || IsAssigned(address));
 }
 
 std::uint16_t LocalPort(int fd) {

@@ -32,7 +32,8 @@ absl::StatusOr<std::string> LocalAddressTowards(const std::string& remote);
 // INVALID_ARGUMENT if `number` is not a numeric address.
 absl::StatusOr<SocketAddress> ParseAddress(const std::string& number, std::uint16_t port);
 
-// Whether the address is one of this network namespace's own, whatever its port is.
+// Whether the address is one of this network namespace's own, whatever its port is. True if it
+// cannot tell: a process of this machine is trusted less than another machine.
 bool IsOwnAddress(const sockaddr_storage& address);
 
 // The port of a bound socket; 0 for any other descriptor.
