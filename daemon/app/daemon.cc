@@ -49,6 +49,8 @@ namespace {
 // With two threads, one user's long work leaves one for the others.
 constexpr int kMappers = 2;
 constexpr int kCopiers = 2;
+// Workers on GPUs that end at the same time. More of them end one after the other.
+constexpr std::size_t kWorkerReapers = 16;
 constexpr int kAnswerers = 2;
 // Time after the drain in which clients read the ends of their streams and gRPC stops.
 constexpr absl::Duration kTeardown = absl::Seconds(3);
@@ -173,7 +175,7 @@ struct Daemon::Rooms {
     if (!mps || options.mps_control.empty() || trainer.pidfd == nullptr || trainer.pid <= 0) return;
     MpsControlOptions control;
     control.program = options.mps_control;
-    worker_reaper.Run([control, trainer] {
+    errands.Run([control, trainer] {
       const absl::Status status = TerminateMpsClient(
           control, trainer.pid, [&trainer] { return !HasEnded(trainer, /*patience_ms=*/0); });
       Log(LogLevel::kWarning, "ending the MPS client of a lost trainer",
@@ -193,9 +195,11 @@ struct Daemon::Rooms {
   EnginePriorities engine_priorities;
   std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
   std::unique_ptr<FairExecutor> copier;    // copies and unmaps for jobs, which must not wait
-  HeapTrimmer trimmer{&worker_reaper};     // before its executor, which runs to the end first
-  SerialExecutor worker_reaper;            // waits for the ends of workers
-  TrimTicker trims{&trimmer, &clock};      // outlives those who tell it that they use the daemon
+  HeapTrimmer trimmer{&errands};           // before its executor, which runs to the end first
+  SerialExecutor errands;                  // ends users' servers, trims, fences lost trainers
+  // Waits for the ends of workers. A driver may take long, and others do not wait for it.
+  ConcurrentExecutor worker_reaper{kWorkerReapers};
+  TrimTicker trims{&trimmer, &clock};  // outlives those who tell it that they use the daemon
   std::shared_ptr<WorkerSupervisor> workers;
   GpuReducer gpu_reducer;
   JobTable jobs;
@@ -246,7 +250,7 @@ void Daemon::Rooms::MakeServers() {
                           absl::StrCat("gradsyncd ", kVersion), &control_quota};
   environment.connections = &connections;
   environment.answerer = &answerer;
-  environment.reaper = &worker_reaper;
+  environment.reaper = &errands;
   IntrospectionContext& context = environment.introspection;
   context.sessions = &sessions;
   context.jobs = &jobs;
@@ -347,22 +351,26 @@ void Daemon::ServeUntilSignal() {
       absl::StatusCode::kUnavailable, reason::kDraining,
       absl::StrCat("the daemon of node ", node, " is stopping; join again when it is back"),
       {{field::kNode, node}});
-  absl::Time deadline = absl::Now() + r.options.drain_timeout;
+  // Not by the wall clock, which may be set meanwhile.
+  const auto after = [](absl::Duration patience) {
+    return MonotonicNowNs() + static_cast<std::uint64_t>(absl::ToInt64Nanoseconds(patience));
+  };
+  std::uint64_t deadline_ns = after(r.options.drain_timeout);
   bool hurry = false;
   // Each job ends as soon as it is between two steps.
   const auto end_idle = [&] {
     const bool elsewhere = r.peers == nullptr || r.peers->EndIdle(why);
     return r.jobs.EndIdle(why) && elsewhere;
   };
-  while (!hurry && !end_idle() && absl::Now() < deadline) {
+  while (!hurry && !end_idle() && MonotonicNowNs() < deadline_ns) {
     hurry = StopSignalWithin(kDrainCheck);
   }
   guard_->Enter("ending the sessions");
   guard_->Allow(kStopLimit);
   r.jobs.EndAll(why);
   if (r.peers != nullptr) r.peers->EndAll(why);
-  deadline = absl::Now() + kTeardown;
-  while (!hurry && !r.servers->Idle() && absl::Now() < deadline) {
+  deadline_ns = after(kTeardown);
+  while (!hurry && !r.servers->Idle() && MonotonicNowNs() < deadline_ns) {
     hurry = StopSignalWithin(kDrainCheck);
   }
   Log(LogLevel::kInfo, "stopped", {{"sessions_open", r.sessions.Sessions().size()}});

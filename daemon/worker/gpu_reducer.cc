@@ -11,9 +11,11 @@ std::shared_ptr<NcclLaunchScheduler> GpuReducer::SchedulerOf(const std::string& 
   std::shared_ptr<NcclLaunchScheduler>& scheduler = schedulers_[job];
   if (scheduler == nullptr) {
     scheduler = std::make_shared<NcclLaunchScheduler>(gate_);
-    // Each new job removes the schedulers of jobs whose workers have ended.
+    // Each new job removes the schedulers of jobs whose workers have ended. One that another thread
+    // is about to use has no workers yet.
     for (auto it = schedulers_.begin(); it != schedulers_.end();) {
-      it = it->first != job && it->second->HasEnded() ? schedulers_.erase(it) : std::next(it);
+      const bool unused = it->first != job && it->second.use_count() == 1;
+      it = unused && it->second->HasEnded() ? schedulers_.erase(it) : std::next(it);
     }
   }
   return scheduler;

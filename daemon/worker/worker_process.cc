@@ -29,6 +29,10 @@ extern char** environ;
 namespace gradsync::daemon {
 namespace {
 
+// If a wait lasts so much longer than it should, the daemon itself was stopped. The process had no
+// ping that it could have answered.
+constexpr std::uint64_t kOwnStopNs = 1'000'000'000;
+
 constexpr int kMillisecondsToEnd = 1000;
 
 // A client of MPS has 2 hardware queues by default. A worker has more streams, and NCCL its own. If
@@ -256,6 +260,9 @@ void WorkerProcess::Watch() {
       patience_ms = PatienceLocked(now);
     }
     poll(waited, std::size(waited), patience_ms);
+    const bool was_stopped =
+        patience_ms >= 0 &&
+        MonotonicNowNs() > now + std::uint64_t{1'000'000} * patience_ms + kOwnStopNs;
     if (waited[1].revents != 0) {
       std::uint64_t count;
       [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
@@ -275,6 +282,7 @@ void WorkerProcess::Watch() {
       queued_bytes_ -= queue_.front().bytes;
       queue_.pop_front();
     }
+    if (was_stopped) heard_ns_ = MonotonicNowNs();
     WatchLocked(MonotonicNowNs());
   }
   // Reaping must not wait while it holds the lock, not even for a debugger.
@@ -300,6 +308,7 @@ void WorkerProcess::Watch() {
 }
 
 int WorkerProcess::PatienceLocked(std::uint64_t now_ns) const {
+  if (!why_.ok()) return -1;  // it was killed, which may take its driver long
   std::uint64_t until_ns = UINT64_MAX;
   if (stop_until_ns_ != 0) until_ns = stop_until_ns_;
   if (!unanswered_.empty()) {
@@ -321,6 +330,7 @@ std::uint64_t WorkerProcess::PingTimeLocked() const {
 }
 
 void WorkerProcess::WatchLocked(std::uint64_t now_ns) {
+  if (!why_.ok()) return;  // it was killed
   if (stopping_) {
     if (stop_until_ns_ == 0) stop_until_ns_ = now_ns + Ns(options_.stop_limit);
     if (now_ns >= stop_until_ns_) KillLocked(absl::DeadlineExceededError("it did not stop"));
