@@ -59,9 +59,7 @@ class ABSL_SCOPED_LOCKABLE Job::Transaction {
       job_->environment_.log_late(job_->identity_.uid, job_->job_id(), text);
     }
     for (auto& work : actions_.work) job_->environment_.executor->Run(user, std::move(work));
-    if (!actions_.releases.empty()) {
-      job_->environment_.executor->Run(user, [released = std::move(actions_.releases)] {});
-    }
+    job_->ReleaseLater(std::move(actions_.releases));
   }
   DeferredActions* actions() { return &actions_; }
   // Leaves the sending of messages to the executor.
@@ -564,8 +562,13 @@ void Job::Retire() {
     charge_.LeaveOrigin();
     layouts_.Retire(&actions);
   }
-  if (actions.releases.empty()) return;
-  environment_.executor->Run(identity_.payer(), [released = std::move(actions.releases)] {});
+  ReleaseLater(std::move(actions.releases));
+}
+
+void Job::ReleaseLater(std::vector<std::shared_ptr<void>> released) {
+  for (auto& one : released) {
+    environment_.executor->Run(identity_.payer(), [one = std::move(one)] {});
+  }
 }
 
 void Job::StopIf(const absl::Status& why, DeferredActions* actions) {

@@ -619,6 +619,12 @@ void LayoutChannel::RankLost(std::uint32_t rank, std::uint64_t now_ns, DeferredA
   step_.Lose(rank);
   first_step_[rank] = kNoStep;
   agreement_.Lose(rank, actions);
+  // Otherwise a rank that is lost again and again would leave copies until the step is decided.
+  auto& copies = of_step_.copies;
+  copies.erase(
+      std::remove_if(copies.begin(), copies.end(),
+                     [](const auto& copy) { return copy->state == AverageCopy::State::kDone; }),
+      copies.end());
   ReleaseLostMemory(actions);
 }
 
