@@ -45,7 +45,12 @@ def check_agreement(
         said = f"gradsync: the {subject} differ: {difference}. {advice}".encode()
         message[: len(said)] = said[:_MESSAGE_BYTES]
     session.all_reduce_address(
-        differs.data_ptr(), differs.numel(), gradsync.DataType.FLOAT32, "sum", timeout
+        differs.data_ptr(),
+        differs.numel(),
+        gradsync.DataType.FLOAT32,
+        "sum",
+        timeout,
+        owner=differs,
     )
     ranks = differs.nonzero().flatten().tolist()
     if not ranks:

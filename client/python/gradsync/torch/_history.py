@@ -48,7 +48,7 @@ def root_of(
     steps = torch.zeros(session.world_size, dtype=torch.float64)
     steps[session.rank] = sum(times.steps for times in _times.get(module, []))
     session.all_reduce_address(
-        steps.data_ptr(), steps.numel(), gradsync.DataType.FLOAT64, "sum", timeout
+        steps.data_ptr(), steps.numel(), gradsync.DataType.FLOAT64, "sum", timeout, owner=steps
     )
     return int(steps.argmax()) if steps.any() else None
 

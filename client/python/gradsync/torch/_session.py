@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import logging
 import sys
@@ -39,7 +40,8 @@ def init(**options: Any) -> gradsync.Session:
 
     Optional: without it, wrapping the first module joins the job, with no options. If the
     process exits with status 0, the session finishes (`gradsync.Session.finish`). If an exception
-    or `sys.exit` with an error ends the process, this rank is lost.
+    or `sys.exit`, `exit` or `quit` with an error ends the process, this rank is lost. Python does
+    not show how a bare `raise SystemExit(1)` ends: it counts as a good end, so call `sys.exit(1)`.
 
     Args:
       **options: fields of `gradsync.SessionOptions` that differ from torchrun's environment, for
@@ -183,6 +185,8 @@ def finish_at_exit(session: gradsync.Session, settle: Callable[[], bool] = lambd
     finish_before_others_at_exit()
     if sys.exit is not _exit:
         sys.exit = _exit
+    if not hasattr(sys, "ps1"):  # a notebook's exit() is its own
+        builtins.exit = builtins.quit = _exit  # type: ignore[assignment]
 
 
 def finish_before_others_at_exit() -> None:

@@ -181,10 +181,21 @@ def test_other_ranks_go_on_alone_after_leave(run):
         "train(1, lambda model: sys.exit('failed'))",
         "try: train(1, lambda model: sys.exit(1))\nexcept SystemExit: raise",
         "try: train(1, lambda model: sys.exit(1))\nexcept SystemExit: sys.exit(2)",
+        "train(1, lambda model: exit(1))",
+        "train(1, lambda model: quit('failed'))",
         "train(1, lambda model: os._exit(0))",
         "train(1, lambda model: torch.zeros(1)[2])",
     ],
-    ids=["sys.exit(1)", "sys.exit(text)", "raised again", "another", "os._exit", "exception"],
+    ids=[
+        "sys.exit(1)",
+        "sys.exit(text)",
+        "raised again",
+        "another",
+        "exit(1)",
+        "quit(text)",
+        "os._exit",
+        "exception",
+    ],
 )
 def test_a_bad_end_is_a_loss(run, ending):
     other, own = run(ending)

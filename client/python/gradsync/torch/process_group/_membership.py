@@ -122,8 +122,9 @@ class Membership:
         if session is None:
             return
         try:
-            self._settle()
-            session.finish()
+            # finish() would wait for an operation that is under way.
+            if self._settle():
+                session.finish()
         except gradsync.Error:
             pass  # the job has ended, or an operation is under way: this rank is lost to it
         finally:
