@@ -41,6 +41,9 @@ bool RunsAs(pid_t pid, uid_t uid) {
   return true;
 }
 
+// True if the machine or this process lacks what a call needs: it may succeed later.
+bool RanOut(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM; }
+
 // True if no process has this pid. False for 0, a process of another PID namespace.
 bool HasVanished(pid_t pid) { return pid > 0 && kill(pid, 0) != 0 && errno == ESRCH; }
 
@@ -71,12 +74,23 @@ absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read) {
   int pidfd = -1;
   socklen_t size = sizeof(pidfd);
   UniqueFd opened;
+  errno = 0;
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &pidfd, &size) == 0) {
     opened = UniqueFd(pidfd);
-  } else if (process.pid > 0) {
+  } else if (!RanOut(errno) && process.pid > 0) {
+    errno = 0;
     opened = OpenProcess(process.pid, process.uid);
   }
-  process.place = PodPlaceOf(process.pid, opened.get(), read);
+  if (!opened.valid() && RanOut(errno)) return absl::ErrnoToStatus(errno, "pidfd");
+  absl::Status ran_out;
+  const CgroupReader noting = [&](pid_t pid) {
+    auto text = read(pid);
+    if (absl::IsResourceExhausted(text.status())) ran_out = text.status();
+    return text;
+  };
+  process.place = PodPlaceOf(process.pid, opened.get(), noting);
+  // Otherwise a process in a pod could pass for one outside.
+  if (!ran_out.ok()) return ran_out;
   if (opened.valid()) process.pidfd = std::make_shared<UniqueFd>(std::move(opened));
   // A child may still hold the socket. It would be in no pod, because nothing says in which one,
   // and its end would be seen by nobody.

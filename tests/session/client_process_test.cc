@@ -6,6 +6,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <string>
 
 #include "daemon/base/error.h"
@@ -70,6 +71,15 @@ TEST(ClientProcessTest, PodIsReadFromItsCgroups) {
   ASSERT_TRUE(process.ok()) << process.status();
   EXPECT_EQ(asked, child.pid());
   EXPECT_EQ(process->tenant(), Tenant(getuid(), *PodId::Parse("6f1e0c4a93d24a578f0e1b2c3d4e5f60")));
+}
+
+// Otherwise it would pass for a process outside of pods, whose quotas are others.
+TEST(ClientProcessTest, ItIsNobodyWhileDescriptorsHaveRunOut) {
+  ConnectedChild child;
+  const auto process = ClientOf(child.socket(), [](pid_t) {
+    return absl::StatusOr<std::string>(absl::ErrnoToStatus(EMFILE, "/proc/PID/cgroup"));
+  });
+  EXPECT_TRUE(absl::IsResourceExhausted(process.status())) << process.status();
 }
 
 TEST(ClientProcessTest, AnotherUsersProcessIsNotTheClient) {
