@@ -210,8 +210,9 @@ void HostReducer::PushLocked(const Queued& queued) {
     i = active_++;
     Flow& flow = *flows_[i];
     User* const user = users_.Of(queued.operation->user);
-    if (flow.user != user) flow.served = 0;
+    if (flow.user != user || flow.user_number != user->number) flow.served = 0;
     flow.user = user;
+    flow.user_number = user->number;
     users_.Want(user);
     flow.served = std::max(flow.served, flow.user->flow_served);
   }

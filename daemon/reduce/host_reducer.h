@@ -79,6 +79,7 @@ class HostReducer final : public Reducer {
   struct Flow {
     std::uint64_t id = 0;
     User* user = nullptr;
+    std::uint64_t user_number = 0;  // User::number
     std::uint64_t served = 0;
     std::size_t first = 0;
     std::size_t size = 0;

@@ -17,11 +17,12 @@ UserShares::User* UserShares::Of(const Tenant& id) {
   // Forgets one that has had no more than those who want turns.
   for (const auto& user : users_) {
     if (user->wanted > 0 || user->running > 0 || user->served > served_) continue;
-    *user = User{id, 0, 0, 0, 0};
+    *user = User{id, ++last_number_, 0, 0, 0, 0};
     return user.get();
   }
   users_.push_back(std::make_unique<User>());
   users_.back()->id = id;
+  users_.back()->number = ++last_number_;
   return users_.back().get();
 }
 

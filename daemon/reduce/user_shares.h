@@ -26,6 +26,7 @@ class UserShares {
 
   struct User {
     Tenant id;
+    std::uint64_t number = 0;       // of this use of the entry: another user may have it later
     std::uint64_t served = 0;       // in bytes; only differences between users matter
     std::uint64_t flow_served = 0;  // used by HostReducer: bytes of the flow whose turn began last
     std::size_t wanted = 0;         // how many things wait for turns
@@ -46,6 +47,7 @@ class UserShares {
   // Users that want turns, or have had more than the others.
   std::vector<std::unique_ptr<User>> users_;
   std::uint64_t served_ = 0;  // of the user whose turn began last
+  std::uint64_t last_number_ = 0;
 };
 
 }  // namespace gradsync::daemon
