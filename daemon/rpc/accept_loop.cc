@@ -27,8 +27,9 @@
 namespace gradsync::daemon {
 namespace {
 
-// Time that a client of the side socket has to send its request, the most such clients of a user,
-// and the descriptors of each: the accepted one and the process.
+// Time that a client of the side socket has to send its request, the most clients of a user that
+// have not sent it or not read the answer, and the descriptors of each: the accepted one and the
+// process.
 constexpr std::uint64_t kFdPatienceNs = 5'000'000'000;
 constexpr std::size_t kFdClientsPerUser = 64;
 constexpr std::size_t kFdClientDescriptors = 2;
@@ -413,8 +414,9 @@ std::string AcceptLoop::WhySideRefused(const Tenant& user, bool scarce,
   if (!trusted && !side_rate_.Has(user, MonotonicNowNs())) return kTooOften;
   const auto found = fd_clients_.find(user);
   const std::size_t clients = found == fd_clients_.end() ? 0 : found->second;
-  if (clients >= kFdClientsPerUser)
+  if (clients >= kFdClientsPerUser) {
     return "the user has too many that say nothing, or do not read the answer";
+  }
   if (scarce && !reserve_.Admits(clients, trusted)) return kScarce;
   auto taken = connections_->TakeDescriptors(user, kFdClientDescriptors);
   if (!taken.ok()) return std::string(taken.status().message());

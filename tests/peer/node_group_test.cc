@@ -233,15 +233,19 @@ class NodeGroupTest : public JobFixture {
     }
   }
 
-  // The job again, full with ranks 0 and 1.
-  std::shared_ptr<Job> NextGeneration() {
+  JobEnvironment Environment() {
     JobEnvironment environment;
     environment.clock = &clock_;
     environment.reducer = &reducer_;
     environment.executor = &executor_;
+    return environment;
+  }
+
+  // The job again, full with ranks 0 and 1.
+  std::shared_ptr<Job> NextGeneration() {
     JobIdentity identity = job_->identity();
     ++identity.generation;
-    const auto next = std::make_shared<Job>(identity, 2, options_, environment);
+    const auto next = std::make_shared<Job>(identity, 2, options_, Environment());
     for (const std::uint32_t rank : {0, 1}) {
       EXPECT_TRUE(next->Join(rank, 2, options_, Incarnation(10 + rank), sinks_[rank]).ok());
     }
@@ -363,13 +367,9 @@ TEST_F(NodeGroupTest, TheNodesOfAnAddressMeetOnlySoOften) {
 // Another node has begun it, and may name any user.
 TEST_F(NodeGroupTest, AJobOfAnotherNodeDoesNotCountForItsUser) {
   MeetingRate rate(/*burst=*/1);
-  JobEnvironment environment;
-  environment.clock = &clock_;
-  environment.reducer = &reducer_;
-  environment.executor = &executor_;
   JobIdentity identity = job_->identity();
   identity.origin = AddressMemory(/*bytes_per_user=*/1 << 20).Of("10.0.0.9", "10.0.0.9");
-  job_ = std::make_shared<Job>(identity, 3, options_, environment);
+  job_ = std::make_shared<Job>(identity, 3, options_, Environment());
   for (const std::uint32_t rank : {0, 1, 2}) {
     ASSERT_TRUE(job_->Join(rank, 3, options_, Incarnation(rank), sinks_[rank]).ok());
   }
