@@ -85,6 +85,10 @@ absl::Status LayoutAgreement::Rejoin(std::uint32_t rank, LayoutRequest request) 
 
 void LayoutAgreement::Refuse(std::uint32_t rank, const absl::Status& why,
                              DeferredActions* actions) {
+  if (reached() && !ranks_[rank].memory.has_value()) {
+    ranks_[rank].registered = false;
+    ReleaseMemory(rank, actions);
+  }
   if (!open()) return;
   // This rank gets the error as the answer to its own request.
   ranks_[rank].registered = false;

@@ -90,8 +90,9 @@ class LayoutAgreement {
   // spec makes the agreement fail.
   absl::Status Register(std::uint32_t rank, LayoutRequest request, DeferredActions* actions);
   bool Registered(std::uint32_t rank) const { return ranks_[rank].registered; }
-  // The rank gets no memory, or has another layout of this name: the agreement fails. Does nothing
-  // unless the agreement is open.
+  // The rank gets no memory, or has another layout of this name: the agreement fails. If it is
+  // reached, the rank came back after a loss: only its own registration fails, and the rank may
+  // register again. Then does nothing if the rank has mapped its memory.
   void Refuse(std::uint32_t rank, const absl::Status& why, DeferredActions* actions);
   // Keeps `memory`, which a registered rank has, until ReleaseMemory.
   void KeepMemory(std::uint32_t rank, std::shared_ptr<void> memory, DeferredActions* actions);

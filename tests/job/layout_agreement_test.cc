@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/job/job_fixture.h"
@@ -301,6 +303,34 @@ TEST_F(LayoutAgreementTest, MappingInFlightWhenTheRankLeavesIsAccepted) {
   EXPECT_TRUE(mapped.ok()) << mapped;
   executor_.RunAll();
   EXPECT_FALSE(memory(0, channel).Shared());
+}
+
+TEST_F(LayoutAgreementTest, ReplacementThatGotNoMemoryMayRegisterAgain) {
+  options_.on_rank_loss = OnRankLoss::kHold;
+  options_.hold_timeout_ns = kForever;
+  Start(2);
+  const std::uint32_t channel = Agree(Spec(2));
+  for (std::uint32_t rank = 0; rank < 2; ++rank) DoStep(rank, channel, 1);
+  reducer_.CompleteAll();
+  Lose(1);
+  TakeAll();
+  ASSERT_TRUE(Rejoin(1).ok());
+  ASSERT_EQ(Register(1, Spec(2)), channel);
+  auto kept = std::make_shared<int>(1);
+  const std::weak_ptr<int> watch = kept;
+  job_->KeepMemory(Of(1), channel, std::move(kept));
+  job_->RefuseLayout(Of(1), channel, absl::ResourceExhaustedError("quota"));
+  executor_.RunAll();
+  EXPECT_TRUE(watch.expired());
+  for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(sink(rank).messages().empty());
+  EXPECT_EQ(ReasonOf(Map(1, channel)), "PROTOCOL_VIOLATION") << "it has to register again";
+
+  ASSERT_EQ(Register(1, Spec(2)), channel);
+  ASSERT_TRUE(Map(1, channel).ok());
+  EXPECT_EQ(Only<LayoutReadyMessage>(1).first_step, 2u);
+  job_->RefuseLayout(Of(1), channel, absl::ResourceExhaustedError("late"));
+  EXPECT_EQ(ReasonOf(job_->RegisterLayout(Of(1), Request(Spec(2))).status()), "ALREADY_REGISTERED")
+      << "it has its memory";
 }
 
 }  // namespace
