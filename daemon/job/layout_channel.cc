@@ -296,6 +296,15 @@ void LayoutChannel::RankReleased(std::uint32_t rank, std::uint64_t now_ns,
   ReleaseIfUnused(rank, actions);
 }
 
+void LayoutChannel::VoidUnused(std::uint64_t now_ns, DeferredActions* actions) {
+  if (step_.phase() != Phase::kRunning || !AnyOwesEnd()) return;
+  // A rank that is in the step cannot replace the layout, so it has released it.
+  const auto released = std::find(released_.begin(), released_.end(), true);
+  if (released == released_.end()) return;
+  Void(report().Released(static_cast<std::uint32_t>(released - released_.begin())), now_ns,
+       actions);
+}
+
 void LayoutChannel::ReleaseIfUnused(std::uint32_t rank, DeferredActions* actions) {
   if (released_[rank] && !step_.Has(rank) && early_.Count(rank) == 0) {
     agreement_.ReleaseMemory(rank, actions);
@@ -467,10 +476,7 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
   }
   if (step_.phase() == Phase::kRunning) {
     if (!step_.AllReduced()) return;
-    const auto owes_end = [this](std::uint32_t rank) {
-      return members_->IsAwaited(rank) && !step_.Ended(rank);
-    };
-    if (wait_for_ranks && owes_end_.Any(members_->world_size(), owes_end)) return;
+    if (wait_for_ranks && AnyOwesEnd()) return;
   } else if (SignalLater(actions)) {
     return;
   }
@@ -479,6 +485,12 @@ void LayoutChannel::MaybeFinish(std::uint64_t now_ns, DeferredActions* actions) 
   for (std::uint32_t rank = 0; AnyHasReleased() && rank < members_->world_size(); ++rank) {
     ReleaseIfUnused(rank, actions);
   }
+}
+
+bool LayoutChannel::AnyOwesEnd() {
+  return owes_end_.Any(members_->world_size(), [this](std::uint32_t rank) {
+    return members_->IsAwaited(rank) && !step_.Ended(rank);
+  });
 }
 
 bool LayoutChannel::SignalLater(DeferredActions* actions) {

@@ -109,6 +109,9 @@ class LayoutChannel {
   // The rank no longer uses the layout, and sends no further message about it. The rank's memory is
   // released as soon as no reduction can touch it. A step that needs the rank is void after 5 s.
   void RankReleased(std::uint32_t rank, std::uint64_t now_ns, DeferredActions* actions);
+  // Every rank has released the layout or replaces it, so no rank can end the running step. Unless
+  // every rank has ended it before, the step is void. Does nothing if no step is running.
+  void VoidUnused(std::uint64_t now_ns, DeferredActions* actions);
   bool released(std::uint32_t rank) const { return released_[rank]; }
   bool AnyHasReleased() const { return released_ranks_ > 0; }
   // No step is running, and no rank that is in the job has the layout any more.
@@ -236,6 +239,8 @@ class LayoutChannel {
   bool MaybeSeenComplete() const;
   // True if, in addition, no bucket is in doubt. Then the streams have seen the step complete.
   bool SeenComplete() const;
+  // True if a rank that the running step waits for has not ended it.
+  bool AnyOwesEnd();
   void MaybeFinish(std::uint64_t now_ns, DeferredActions* actions);
   // The running step is void. If it has many done words, the executor writes them and wakes their
   // waiters, before the ranks get the verdict. Then returns true: Signalled() finishes the step,

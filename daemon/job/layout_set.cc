@@ -337,8 +337,9 @@ void LayoutSet::Settle(DeferredActions* actions) {
 void LayoutSet::BeginSteps(LayoutChannel* layout, DeferredActions* actions) {
   const auto replaced = layouts_.find(layout->agreement().replaces());
   if (replaced == layouts_.end()) return layout->Begin(nullptr, actions);
-  // The executor still ends a void step of the layout. The next tick comes back.
-  if (replaced->second->in_flight() > 0) return;
+  // A rank has released the layout in the middle of a step, or the executor still ends a void step.
+  // The next tick comes back.
+  if (replaced->second->running()) return;
   layout->Begin(replaced->second.get(), actions);
   // Also releases the layout's memory, including its arenas.
   actions->releases.emplace_back(std::move(replaced->second));
@@ -419,7 +420,13 @@ void LayoutSet::DropReleased(DeferredActions* actions) {
 }
 
 void LayoutSet::Tick(std::uint64_t now_ns, DeferredActions* actions) {
-  for (const auto& [channel, layout] : layouts_) layout->Tick(now_ns, actions);
+  for (const auto& [channel, layout] : layouts_) {
+    layout->Tick(now_ns, actions);
+    if (!layout->agreement().open() || !layout->agreement().Complete()) continue;
+    if (LayoutChannel* const replaced = Find(layout->agreement().replaces())) {
+      replaced->VoidUnused(now_ns, actions);
+    }
+  }
   Settle(actions);
 }
 

@@ -42,8 +42,8 @@ struct CurrentLayout {
 // channel is never used again. A rank may also release a layout. Then the rank no longer has the
 // layout, and may use its name again. When every rank has released it, it leaves the set.
 //
-// Externally synchronized: guarded by the job's lock. Owns the layouts. A layout whose reductions
-// are in flight stays in the set: it cannot be replaced in the middle of a step.
+// Externally synchronized: guarded by the job's lock. Owns the layouts. A layout stays in the set
+// while a step of it runs: it cannot be replaced in the middle of a step.
 class LayoutSet {
  public:
   // `terms` and `members` outlive this object. The callbacks are those of every layout.
@@ -79,7 +79,8 @@ class LayoutSet {
   // Drops the layouts that every rank has released. Called at the end of every change, and before
   // NextSteps().
   void DropReleased(DeferredActions* actions);
-  // Ends the agreements and steps whose deadline has passed.
+  // Ends the agreements and steps whose deadline has passed, and steps of a layout that every rank
+  // has released or replaces.
   void Tick(std::uint64_t now_ns, DeferredActions* actions);
 
   // ---- Membership: as in LayoutChannel. If a rank stays, open agreements fail.
@@ -199,7 +200,7 @@ class LayoutSet {
   // after every change.
   void Settle(DeferredActions* actions);
   // Begins a layout whose agreement is complete, and drops the layout that it replaces. Does
-  // nothing while work is in flight for that layout.
+  // nothing while a step of that layout runs.
   void BeginSteps(LayoutChannel* layout, DeferredActions* actions);
   static LayoutSnapshot SnapshotOf(std::uint32_t channel, const LayoutChannel& layout);
   static ReleasedLayout RemainsOf(std::uint32_t channel, LayoutChannel* layout,

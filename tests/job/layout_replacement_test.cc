@@ -267,5 +267,50 @@ TEST_F(LayoutReplacementTest, WaitsForTheEndOfAVoidStep) {
   for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_FALSE(memory(rank, large).Shared());
 }
 
+TEST_F(LayoutReplacementTest, StepOfARankThatHasReleasedTheLayoutIsVoidFirst) {
+  DoStep(0, old_, 2);
+  ASSERT_TRUE(job_->ReleaseLayout(Of(0), old_).ok());
+  Register(0, Spec(3));
+  const std::uint32_t channel = Register(1, Spec(3), old_);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) ASSERT_TRUE(Map(rank, channel).ok());
+  for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(sink(rank).messages().empty());
+  job_->Tick();
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    const absl::Status verdict = Only<StepDoneMessage>(rank).record->verdict;
+    EXPECT_EQ(ReasonOf(verdict), "LAYOUT_RELEASED");
+    EXPECT_EQ(FieldOf(verdict, "rank"), "0");
+    EXPECT_EQ(FieldOf(verdict, "step"), "2");
+    EXPECT_EQ(Only<LayoutReadyMessage>(rank).first_step, 3u);
+  }
+  executor_.RunAll();
+  for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_FALSE(memory(rank, old_).Shared());
+  TakeAll();
+  WholeStep(channel, 3);
+}
+
+TEST_F(LayoutReplacementTest, WaitsForAStepThatEveryRankHasEnded) {
+  // Another job, of three ranks. Rank 2 replaces the layout, and leaves.
+  sinks_.clear();
+  memory_.clear();
+  Start(3);
+  old_ = Agree(Spec(2));
+  const std::uint32_t channel = Register(2, Spec(3), old_);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) DoStep(rank, old_, 1);
+  ASSERT_TRUE(job_->Leave(Of(2), /*exit=*/true).ok());
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(job_->ReleaseLayout(Of(rank), old_).ok());
+    ASSERT_EQ(Register(rank, Spec(3)), channel);
+    ASSERT_TRUE(Map(rank, channel).ok());
+  }
+  job_->Tick();
+  for (std::uint32_t rank = 0; rank < 2; ++rank) EXPECT_TRUE(sink(rank).messages().empty());
+  reducer_.CompleteAll();
+  job_->Tick();
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_TRUE(Only<StepDoneMessage>(rank).record->verdict.ok());
+    Only<LayoutReadyMessage>(rank);
+  }
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
