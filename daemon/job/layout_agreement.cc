@@ -13,7 +13,7 @@ LayoutAgreement::LayoutAgreement(std::uint32_t channel, LayoutSpec spec, std::ui
                                  std::uint32_t first_rank, const JobTerms& terms,
                                  Membership* members)
     : channel_(channel),
-      spec_(std::move(spec)),
+      spec_(std::make_shared<const LayoutSpec>(std::move(spec))),
       first_rank_(first_rank),
       terms_(terms),
       members_(members),
@@ -43,7 +43,7 @@ absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request
   }
   // The agreement has taken the first rank's own spec.
   std::string difference =
-      rank == first_rank_ ? "" : FirstDifference(spec_, first_rank_, request.spec, rank);
+      rank == first_rank_ ? "" : FirstDifference(*spec_, first_rank_, request.spec, rank);
   if (request.replaces != replaces_) {
     const auto replaced = [](std::uint32_t channel) {
       return channel == 0 ? std::string("no layout") : absl::StrCat("that of channel ", channel);
@@ -70,7 +70,7 @@ absl::Status LayoutAgreement::Register(std::uint32_t rank, LayoutRequest request
 }
 
 absl::Status LayoutAgreement::Rejoin(std::uint32_t rank, LayoutRequest request) {
-  const std::string difference = FirstDifference(spec_, first_rank_, request.spec, rank);
+  const std::string difference = FirstDifference(*spec_, first_rank_, request.spec, rank);
   if (!difference.empty()) {
     return MakeError(
         absl::StatusCode::kFailedPrecondition, reason::kLayoutMismatch,

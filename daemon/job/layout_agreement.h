@@ -72,8 +72,10 @@ class LayoutAgreement {
                   std::uint32_t first_rank, const JobTerms& terms, Membership* members);
 
   std::uint32_t channel() const { return channel_; }
-  const LayoutSpec& spec() const { return spec_; }
-  const std::string& name() const { return spec_.name; }
+  const LayoutSpec& spec() const { return *spec_; }
+  // The same, for use without the job's lock.
+  const std::shared_ptr<const LayoutSpec>& shared_spec() const { return spec_; }
+  const std::string& name() const { return spec_->name; }
   // Channel of the layout that this one replaces once the agreement is reached; 0: none.
   std::uint32_t replaces() const { return replaces_; }
   // Makes this layout replace the layout of `channel`. Requires that every rank that has registered
@@ -162,7 +164,7 @@ class LayoutAgreement {
 
   // Constant after construction.
   const std::uint32_t channel_;
-  const LayoutSpec spec_;
+  const std::shared_ptr<const LayoutSpec> spec_;  // never null
   const std::uint32_t first_rank_;
   const JobTerms& terms_;
   Membership* const members_;

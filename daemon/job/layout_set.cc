@@ -562,7 +562,7 @@ std::vector<CurrentLayout> LayoutSet::CurrentFor(std::uint32_t rank) const {
   std::vector<CurrentLayout> current;
   for (const auto& [channel, layout] : layouts_) {
     if (!layout->ready() || layout->released(rank)) continue;
-    current.push_back({layout->spec(), layout->step()});
+    current.push_back({layout->agreement().shared_spec(), layout->step()});
   }
   return current;
 }

@@ -32,7 +32,7 @@ inline constexpr std::size_t kMaxLayouts = 256;
 
 // A layout of the job as it is now. `step`: the running one, or the next one if none is running.
 struct CurrentLayout {
-  LayoutSpec spec;
+  std::shared_ptr<const LayoutSpec> spec;  // never null
   std::uint64_t step = 0;
 };
 

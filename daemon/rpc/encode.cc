@@ -192,7 +192,7 @@ void Encode(const LayoutPlan& plan, v1::LayoutAssigned* assigned) {
 }
 
 void Encode(const CurrentLayout& layout, v1::CurrentLayout* out) {
-  const LayoutSpec& spec = layout.spec;
+  const LayoutSpec& spec = *layout.spec;
   out->set_step(layout.step);
   auto* request = out->mutable_layout();
   request->set_name(spec.name);

@@ -1429,10 +1429,11 @@ TEST_F(StateHealingTest, ReplacementGetsTheLayouts) {
   ASSERT_TRUE(Rejoin(1).ok());
   const std::vector<CurrentLayout> layouts = job_->CurrentLayouts(Of(1));
   ASSERT_EQ(layouts.size(), 2u);
-  EXPECT_EQ(layouts[0].spec.name, "model");
-  EXPECT_EQ(layouts[0].spec.parameters.size(), 2u);
+  EXPECT_EQ(layouts[0].spec->name, "model");
+  EXPECT_EQ(layouts[0].spec->parameters.size(), 2u);
   EXPECT_EQ(layouts[0].step, 2u);
-  EXPECT_EQ(layouts[1].spec.name, "other");
+  EXPECT_EQ(layouts[1].spec->name, "other");
+  EXPECT_EQ(job_->CurrentLayouts(Of(1))[0].spec, layouts[0].spec) << "it is shared";
 }
 
 TEST_F(StateHealingTest, OnlyOneReplacementWithTheSameOptionsJoins) {

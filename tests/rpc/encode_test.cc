@@ -190,13 +190,15 @@ TEST(EncodeTest, WritesMessagesAboutTheState) {
 TEST(EncodeTest, WritesALayoutAsAReplacementRegistersIt) {
   CurrentLayout layout;
   layout.step = 9;
-  layout.spec.name = "model";
-  layout.spec.parameters = {{"w", {10, 64}, DataType::kFloat32}, {"b", {}, DataType::kBfloat16}};
-  layout.spec.bucket_cap_bytes = 1;
-  layout.spec.first_bucket_cap_bytes = 2;
-  layout.spec.last_bucket_cap_bytes = 3;
-  layout.spec.op = ReduceOp::kSum;
-  layout.spec.buffer_bytes = 4;
+  const auto spec = std::make_shared<LayoutSpec>();
+  layout.spec = spec;
+  spec->name = "model";
+  spec->parameters = {{"w", {10, 64}, DataType::kFloat32}, {"b", {}, DataType::kBfloat16}};
+  spec->bucket_cap_bytes = 1;
+  spec->first_bucket_cap_bytes = 2;
+  spec->last_bucket_cap_bytes = 3;
+  spec->op = ReduceOp::kSum;
+  spec->buffer_bytes = 4;
   v1::CurrentLayout out;
   Encode(layout, &out);
   EXPECT_EQ(out.step(), 9u);
@@ -211,8 +213,8 @@ TEST(EncodeTest, WritesALayoutAsAReplacementRegistersIt) {
   EXPECT_EQ(out.layout().last_bucket_cap_bytes(), 3u);
   EXPECT_EQ(out.layout().op(), v1::REDUCE_OP_SUM);
   EXPECT_EQ(out.layout().buffer_bytes(), 4u);
-  layout.spec.parameters.clear();
-  layout.spec.explicit_buckets = {{DataType::kInt32, 7}};
+  spec->parameters.clear();
+  spec->explicit_buckets = {{DataType::kInt32, 7}};
   out.Clear();
   Encode(layout, &out);
   ASSERT_EQ(out.layout().explicit_buckets_size(), 1);
