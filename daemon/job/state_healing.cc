@@ -63,11 +63,19 @@ void StateTransfer::Read(std::uint64_t now_ns) {
   phase_ = moved_ == bytes_ ? Phase::kLoading : Phase::kWriting;
 }
 
+std::vector<StateTransfer::Asked>::iterator StateTransfer::PlaceOf(std::uint32_t rank) {
+  return std::lower_bound(
+      asked_.begin(), asked_.end(), rank,
+      [](const Asked& asked, std::uint32_t sought) { return asked.session.rank < sought; });
+}
+
+void StateTransfer::Ask(RankSession session, std::optional<std::uint64_t> frozen_ns) {
+  asked_.insert(PlaceOf(session.rank), Asked{session, false, frozen_ns});
+}
+
 StateTransfer::Asked* StateTransfer::FindAsked(std::uint32_t rank) {
-  const auto found = std::find_if(asked_.begin(), asked_.end(), [rank](const Asked& asked) {
-    return asked.session.rank == rank;
-  });
-  return found == asked_.end() ? nullptr : &*found;
+  const auto place = PlaceOf(rank);
+  return place == asked_.end() || place->session.rank != rank ? nullptr : &*place;
 }
 
 void StateTransfer::Drop(std::uint32_t rank) {
@@ -298,12 +306,13 @@ absl::Status StateHealing::Update(StandingOf standing_of, std::uint64_t now_ns,
   return absl::OkStatus();
 }
 
-bool StateHealing::HasBetterSource(StandingOf standing_of) const {
+bool StateHealing::HasBetterSource(StandingOf standing_of) {
   if (transfer_->phase() != StateTransfer::Phase::kOffering) return false;
   const std::uint32_t replacement = transfer_->replacement().rank;
   if (standing_of(transfer_->source().rank, replacement) == Standing::kFrozen) return false;
+  const Request& request = *RequestOf(transfer_->replacement());
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
-    if (rank == replacement || IsGivenUp(rank)) continue;
+    if (rank == replacement || HasGivenUp(request, members_->SessionOf(rank))) continue;
     if (standing_of(rank, replacement) == Standing::kFrozen) return true;
   }
   return false;
@@ -317,6 +326,7 @@ bool StateHealing::WasCompared(std::uint32_t rank) const {
 void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
                             DeferredActions* actions) {
   const RankSession replacement = transfer_->replacement();
+  const Request& request = *RequestOf(replacement);
   for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
     if (rank == replacement.rank) continue;
     const RankSession session = members_->SessionOf(rank);
@@ -328,7 +338,7 @@ void StateHealing::AskRanks(StandingOf standing_of, std::uint64_t now_ns,
       if (session == transfer_->source()) transfer_->SourceFrozen(now_ns);
       continue;
     }
-    if (standing < Standing::kBegun || HasGivenUp(*RequestOf(replacement), session)) continue;
+    if (standing < Standing::kBegun || HasGivenUp(request, session)) continue;
     if (!frozen && WasCompared(rank)) continue;
     transfer_->Ask(session, frozen ? std::optional(now_ns) : std::nullopt);
     members_->Send(rank, StateQuestionMessage{transfer_->number(), /*offer=*/false}, actions);
@@ -458,11 +468,13 @@ void StateHealing::GiveUpSilent(std::uint64_t now_ns, DeferredActions* actions) 
     if (now_ns < std::max(*asked.frozen_ns, transfer_->loaded_ns) + patience_ns) continue;
     silent.push_back(asked.session);
   }
+  const std::string why =
+      absl::StrCat("has sent no digests for ", DurationText(absl::Nanoseconds(patience_ns)));
+  if (std::find(silent.begin(), silent.end(), transfer_->source()) != silent.end()) {
+    return GiveUpSource(why, actions);
+  }
   for (const RankSession session : silent) {
-    std::string why =
-        absl::StrCat("has sent no digests for ", DurationText(absl::Nanoseconds(patience_ns)));
-    if (session == transfer_->source()) return GiveUpSource(std::move(why), actions);
-    RequestOf(transfer_->replacement())->given_up.push_back({session, std::move(why)});
+    RequestOf(transfer_->replacement())->given_up.push_back({session, why});
     transfer_->Drop(session.rank);
   }
 }

@@ -105,9 +105,8 @@ class StateTransfer {
   }
 
   // ---- Digests
-  void Ask(RankSession session, std::optional<std::uint64_t> frozen_ns) {
-    asked_.push_back({session, false, frozen_ns});
-  }
+  // Requires that no session of the rank was asked.
+  void Ask(RankSession session, std::optional<std::uint64_t> frozen_ns);
   void Drop(std::uint32_t rank);
   const std::vector<Asked>& asked() const { return asked_; }
   // Null if the rank was not asked.
@@ -124,6 +123,9 @@ class StateTransfer {
   std::uint64_t loaded_ns = 0;
 
  private:
+  // Where the rank is in asked_, or would be.
+  std::vector<Asked>::iterator PlaceOf(std::uint32_t rank);
+
   std::uint64_t number_;
   RankSession source_;
   RankSession replacement_;
@@ -135,6 +137,7 @@ class StateTransfer {
   std::uint64_t chunk_ = 0;
   bool source_frozen_ = false;
   std::uint64_t since_ns_;
+  // In the order of their ranks: after each message of a rank all ranks are looked up.
   std::vector<Asked> asked_;
 };
 
@@ -246,7 +249,7 @@ class StateHealing {
   bool IsLoading(RankSession replacement) const;
   void AskChunk(DeferredActions* actions);
   // True if the source still computes and has offered nothing, while another rank is frozen.
-  bool HasBetterSource(StandingOf standing_of) const;
+  bool HasBetterSource(StandingOf standing_of);
   // Ends the transfer, and tells the source, the replacement and the ranks that were asked.
   void Cancel(DeferredActions* actions);
   void GiveUpSource(std::string why, DeferredActions* actions);

@@ -1096,6 +1096,22 @@ TEST_F(StateHealingTest, SourceThatSendsNoDigestsIsReplaced) {
   EXPECT_TRUE(Asked(2, /*offer=*/true));
 }
 
+// The next source is among those that are silent, too.
+TEST_F(StateHealingTest, SilentSourceIsReplacedBeforeOthersAreGivenUp) {
+  Begin(3);
+  Lose(1);
+  End({2}, 2);
+  FetchFromRank2();
+  End({0}, 2);
+  ASSERT_TRUE(Asked(0, /*offer=*/false));
+  Move(1, "state");
+  EXPECT_TRUE(Send(1, Same()).ok());
+  clock_.Advance(StateHealing::kSilenceNs + StateHealing::kHashNsPerByte * 5);
+  job_->Tick();
+  EXPECT_TRUE(Cancelled(2));
+  EXPECT_TRUE(Asked(0, /*offer=*/true));
+}
+
 // ---- Breaches of the protocol
 
 TEST_F(StateHealingTest, BreachesAreNamed) {
