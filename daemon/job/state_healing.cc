@@ -372,14 +372,22 @@ void StateHealing::MaybeAdmit(DeferredActions* actions) {
 
 void StateHealing::BeginNext(StandingOf standing_of, std::uint64_t now_ns,
                              DeferredActions* actions) {
-  for (auto request = requests_.begin(); request != requests_.end();) {
-    if (TryBegin(*request, standing_of, now_ns, actions)) {
-      if (transfer_.has_value()) return;
-      ++request;
-      continue;
+  std::size_t looks = 0;
+  for (std::size_t left = requests_.size(); left > 0 && looks < kLooksAtOnce; --left) {
+    if (next_ >= requests_.size()) next_ = 0;
+    const auto request = requests_.begin() + static_cast<std::ptrdiff_t>(next_);
+    looks += members_->world_size();
+    if (!TryBegin(*request, standing_of, now_ns, actions)) {
+      Fail(request, Unavailable(*request), actions);
+      continue;  // the one after it is at its place now
     }
-    request = Fail(request, Unavailable(*request), actions);
+    if (transfer_.has_value()) {
+      next_ = 0;
+      return;
+    }
+    ++next_;
   }
+  if (next_ >= requests_.size()) next_ = 0;
 }
 
 bool StateHealing::TryBegin(const Request& request, StandingOf standing_of, std::uint64_t now_ns,
@@ -395,6 +403,7 @@ bool StateHealing::TryBegin(const Request& request, StandingOf standing_of, std:
     if (standing <= best) continue;
     best = standing;
     source = session;
+    if (best == Standing::kFrozen) break;
   }
   if (!source.has_value()) return hope;
   transfer_.emplace(++transfers_, *source, request.replacement, request.staging, now_ns);

@@ -182,6 +182,10 @@ class StateHealing {
   // long.
   static constexpr std::uint64_t kNoDeadline = std::numeric_limits<std::uint64_t>::max();
 
+  // The search for a source looks at each rank for each replacement. After so many looks it goes on
+  // at the next call of Update().
+  static constexpr std::size_t kLooksAtOnce = 8192;
+
   // ---- Messages of ranks. A Status that is not OK ends the rank's session. A message about a
   // transfer that has ended is ignored.
   // The replacement asks for the state, and waits until `deadline_ns`. If it asks again in the
@@ -266,6 +270,8 @@ class StateHealing {
   // Admits the replacement if every rank that was asked has answered and all digests agree; ends
   // its session if only its own differ.
   void MaybeAdmit(DeferredActions* actions);
+  // Begins a transfer to the first replacement that has a source. Fails the requests of those that
+  // no rank can serve. Goes on where the last call stopped after kLooksAtOnce.
   void BeginNext(StandingOf standing_of, std::uint64_t now_ns, DeferredActions* actions);
   // Begins a transfer to this replacement if there is a source: the lowest rank that is frozen, or
   // else the lowest rank that has begun the step. Returns false if no rank can become a source.
@@ -283,6 +289,7 @@ class StateHealing {
   const OnCopied copied_;
 
   std::vector<Request> requests_;  // in the order of their requests; at most one per rank
+  std::size_t next_ = 0;           // the index of the one for which BeginNext() looks first
   std::optional<StateTransfer> transfer_;
   std::uint64_t transfers_ = 0;  // number of the last one
   bool copying_ = false;         // may outlast its transfer; the next one waits for it

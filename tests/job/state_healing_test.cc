@@ -1482,5 +1482,46 @@ TEST_F(StateHealingTest, SessionThatWouldBeHeldIsKnown) {
   EXPECT_FALSE(job_->WouldHold(Of(1)));
 }
 
+// ---- Huge jobs
+
+TEST_F(StateHealingTest, SearchForTheSourcesOfManyReplacementsIsCutIntoShortOnes) {
+  constexpr std::uint32_t kRanks = 1024;
+  constexpr std::uint32_t kLost = 512;  // the lowest ranks
+  const JobTerms terms;
+  Membership members(kRanks);
+  StateHealing healing(terms, &members, [] {});
+  const auto sink = std::make_shared<RecordingSink>();
+  DeferredActions actions;
+  for (std::uint32_t rank = 0; rank < kRanks; ++rank) {
+    members.Join(rank, Incarnation(rank), sink, "");
+    if (rank >= kLost) continue;
+    members.Hold(rank, absl::AbortedError("lost"), &actions);
+    members.Join(rank, Incarnation(rank) + kRanks, sink, "", /*loads=*/true);
+    ASSERT_TRUE(healing.Fetch(rank, {}, StateHealing::kNoDeadline, &actions).ok());
+  }
+  bool begun = false;
+  std::size_t looks = 0;
+  const auto standing = [&](std::uint32_t rank, std::uint32_t replacement) {
+    ++looks;
+    if (rank < kLost) return StateHealing::Standing::kNone;
+    const bool source = begun && rank == kRanks - 1 && replacement == kLost - 1;
+    return source ? StateHealing::Standing::kFrozen : StateHealing::Standing::kHasState;
+  };
+  const auto update = [&] {
+    looks = 0;
+    EXPECT_TRUE(healing.Update(standing, /*now_ns=*/1, &actions).ok());
+    EXPECT_LE(looks, StateHealing::kLooksAtOnce + 2 * kRanks);
+  };
+  update();
+  EXPECT_FALSE(healing.Snapshot().has_value());
+  begun = true;
+  // Each call looks for one replacement at least.
+  for (std::uint32_t i = 0; i < kLost && !healing.Snapshot().has_value(); ++i) update();
+  const auto snapshot = healing.Snapshot();
+  ASSERT_TRUE(snapshot.has_value());
+  EXPECT_EQ(snapshot->rank, kLost - 1);
+  EXPECT_EQ(snapshot->source, kRanks - 1);
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
