@@ -290,30 +290,29 @@ void NcclLaunchScheduler::LaunchLocked(ReduceOperation* operation) {
   // A worker may have ended while the others were connecting. Then the bucket is launched nowhere:
   // no GPU waits for that worker, and none reports the step as complete.
   absl::Status ended;
+  std::vector<std::shared_ptr<WorkerPort>> workers;  // their owners may let them go meanwhile
   for (const auto& member : members_) {
-    const auto worker = member.lock();
-    ended.Update(worker == nullptr ? WorkerHasEnded() : worker->EndReason());
+    workers.push_back(member.lock());
+    ended.Update(workers.back() == nullptr ? WorkerHasEnded() : workers.back()->EndReason());
   }
   for (const DeviceArena* arena : operation->device().arenas) {
-    const bool is_member = std::any_of(members_.begin(), members_.end(), [&](const auto& member) {
-      return member.lock() == WorkerOf(arena);
-    });
-    if (!is_member) ended.Update(WorkerHasEnded());
+    if (std::find(workers.begin(), workers.end(), WorkerOf(arena)) == workers.end()) {
+      ended.Update(WorkerHasEnded());
+    }
   }
   if (!ended.ok()) return SkipLocked(operation, ended);
   LaunchRecord launch;
   launch.operation = operation;
   launch.times.start_ns = MonotonicNowNs();
-  std::vector<LaunchLedger::Participant> workers;
-  for (const auto& member : members_) workers.push_back(member.lock().get());
-  const std::uint64_t number = ledger_.Begin(std::move(launch), workers);
+  std::vector<LaunchLedger::Participant> participants;
+  for (const auto& worker : workers) participants.push_back(worker.get());
+  const std::uint64_t number = ledger_.Begin(std::move(launch), participants);
   const DataType staging =
       StagingType(operation->dtype, IsOfOneGpu(*operation) ? NcclWireType::kAuto
                                                            : operation->device().nccl.wire_type);
   const auto connected = std::make_shared<const std::vector<std::weak_ptr<WorkerPort>>>(
       connected_ ? members_ : decltype(members_)());
-  for (const auto& member : members_) {
-    auto worker = member.lock();
+  for (auto& worker : workers) {
     // Holds the worker, which so is not idle while it owes the answer.
     auto answered = [self = shared_from_this(), number, worker,
                      connected](const absl::StatusOr<WorkerPort::Reply>& reply) {

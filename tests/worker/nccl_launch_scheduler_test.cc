@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -40,6 +41,24 @@ class SlowWorker : public WorkerPort {
  private:
   absl::Status end_;
   std::deque<Answered> launches_;
+};
+
+// Its owner lets it go while the scheduler asks whether it has ended.
+class LeavingWorker final : public SlowWorker {
+ public:
+  // At the scheduler's look of this number, counted from now on.
+  void LeaveAt(int look, std::function<void()> leave) {
+    looks_ = look;
+    leave_ = std::move(leave);
+  }
+  absl::Status EndReason() const override {
+    if (looks_ > 0 && --looks_ == 0) leave_();
+    return SlowWorker::EndReason();
+  }
+
+ private:
+  mutable int looks_ = 0;
+  std::function<void()> leave_;
 };
 
 // One bucket of ranks on several GPUs.
@@ -104,6 +123,35 @@ TEST(NcclLaunchScheduler, LateEndOfAWorkerSparesItsSuccessor) {
   }
   EXPECT_TRUE(next.done);
   EXPECT_TRUE(next.operation.failure.ok()) << next.operation.failure;
+}
+
+// Otherwise the launch would wait for an answer of that worker for ever.
+TEST(NcclLaunchScheduler, AWorkerThatIsLetGoDuringALaunchTakesPartInIt) {
+  const auto scheduler = std::make_shared<NcclLaunchScheduler>(CollectiveGate::kNone);
+  const auto worker = std::make_shared<SlowWorker>();
+  auto leaving = std::make_shared<LeavingWorker>();
+  {
+    Bucket bucket({worker, leaving});
+    scheduler->Launch(&bucket.operation);
+    worker->Answer(absl::OkStatus());
+    leaving->Answer(absl::OkStatus());
+    ASSERT_TRUE(bucket.done);
+  }
+  const std::weak_ptr<LeavingWorker> weak = leaving;
+  // The first look is when the scheduler takes the operation, the second one before it launches.
+  leaving->LeaveAt(/*look=*/2, [&leaving] { leaving = nullptr; });
+  Bucket alone(std::vector<std::shared_ptr<SlowWorker>>{worker});
+  scheduler->Launch(&alone.operation);
+  EXPECT_EQ(leaving, nullptr);
+  const std::shared_ptr<LeavingWorker> held = weak.lock();
+  ASSERT_NE(held, nullptr) << "the launch holds it";
+  EXPECT_FALSE(worker->HasEnded()) << worker->EndReason();
+  ASSERT_EQ(held->launches(), 1u);
+  held->Answer(absl::OkStatus());
+  ASSERT_EQ(worker->launches(), 1u);
+  worker->Answer(absl::OkStatus());
+  EXPECT_TRUE(alone.done);
+  EXPECT_TRUE(alone.operation.failure.ok()) << alone.operation.failure;
 }
 
 }  // namespace
