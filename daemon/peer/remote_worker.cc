@@ -55,13 +55,6 @@ RemoteWorker::RemoteWorker(std::shared_ptr<NodeLink> link, std::uint64_t number,
                            const Clock* clock)
     : link_(std::move(link)), number_(number), device_(std::move(device)), clock_(clock) {}
 
-RemoteWorker::~RemoteWorker() {
-  if (HasEnded()) return;
-  v1::AttachResponse message;
-  message.mutable_worker_release()->set_worker(number_);
-  link_->Queue(std::move(message));
-}
-
 void RemoteWorker::Call(worker::Call call, std::vector<UniqueFd> /*descriptors*/,
                         Answered answered) {
   if (call.kind_case() == worker::Call::kRemoveArena) return answered(Reply{});
@@ -165,6 +158,20 @@ absl::Status RemoteWorker::Take(const v1::WorkerReply& reply) {
   return absl::OkStatus();
 }
 
+bool RemoteWorker::Release() {
+  MutexLock lock(&mutex_);
+  if (!unanswered_.empty()) return false;
+  if (!end_.ok()) return true;
+  end_ = MakeError(absl::StatusCode::kUnavailable, reason::kWorkerLost,
+                   absl::StrCat("the worker on ", device_, " of node ", link_->node_name(),
+                                " was released, because nobody used it"),
+                   {{field::kNode, link_->node_name()}});
+  v1::AttachResponse message;
+  message.mutable_worker_release()->set_worker(number_);
+  link_->Queue(std::move(message));
+  return true;
+}
+
 void RemoteWorker::Lost(const absl::Status& why) {
   std::map<std::uint64_t, Unanswered> unanswered;
   {
@@ -244,7 +251,8 @@ bool RemoteWorkers::Tick(std::uint64_t now_ns) {
       entry.idle_since_ns = 0;
     } else if (entry.idle_since_ns == 0) {
       entry.idle_since_ns = now_ns;
-    } else if (now_ns - entry.idle_since_ns > idle_limit_ns_) {
+    } else if (now_ns - entry.idle_since_ns > idle_limit_ns_ && entry.worker->Release()) {
+      // Another thread may have got a reference meanwhile. Its calls are answered all the same.
       idle.push_back(std::move(entry.worker));
       it = workers_.erase(it);
       continue;

@@ -22,14 +22,12 @@
 namespace gradsync::daemon {
 
 // Thread-safe; its lock comes before that of the link's queue. Its owners keep the worker alive:
-// when the last reference is dropped, the node may stop the worker.
+// RemoteWorkers releases it only if nobody else has referred to it for a while.
 class RemoteWorker final : public WorkerPort {
  public:
   // `number` is its node's number for it.
   RemoteWorker(std::shared_ptr<NodeLink> link, std::uint64_t number, std::string device,
                const Clock* clock);
-  // Releases the worker on its node, with the next message that goes there.
-  ~RemoteWorker() override;
   RemoteWorker(const RemoteWorker&) = delete;
   RemoteWorker& operator=(const RemoteWorker&) = delete;
 
@@ -49,6 +47,10 @@ class RemoteWorker final : public WorkerPort {
   bool IsLate(std::uint64_t now_ns) const;
   // INVALID_ARGUMENT MALFORMED: no such call is open, or the reply does not fit it.
   absl::Status Take(const v1::WorkerReply& reply);
+  // Releases the worker on its node, with the next message that goes there. Later calls are
+  // answered with an error: nobody would take the worker's replies, and it may have a successor
+  // with the same number. False: a call has not been answered, and the worker is not released.
+  bool Release();
   // The worker or its node is lost. Answers every open call with `why`.
   void Lost(const absl::Status& why);
 

@@ -1,5 +1,6 @@
 #include "daemon/peer/remote_worker.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +17,10 @@ constexpr std::uint64_t kIdleNs = 1000;
 
 class FakeLink final : public NodeLink {
  public:
-  void Queue(v1::AttachResponse message) override { sent.push_back(std::move(message)); }
+  void Queue(v1::AttachResponse message) override {
+    sent.push_back(std::move(message));
+    if (queued) queued();
+  }
   void Flush() override {}
   void Close(const absl::Status&) override { ADD_FAILURE(); }
   const std::string& node_name() const override { return name_; }
@@ -26,6 +30,7 @@ class FakeLink final : public NodeLink {
   std::uint64_t heard_ns() const override { return 0; }
 
   std::vector<v1::AttachResponse> sent;
+  std::function<void()> queued;
 
  private:
   const std::string name_ = "beta";
@@ -232,6 +237,33 @@ TEST_F(RemoteWorkerTest, UnusedWorkerIsReleasedAfterTheIdleLimit) {
   ASSERT_EQ(link_->sent.size(), 1u);
   EXPECT_EQ(link_->sent[0].worker_release().worker(), 4u);
   EXPECT_EQ(link_->sent[0].worker_release().status().code(), 0);
+}
+
+// A launch may find a worker at the moment at which it is released. Nobody would take the reply, so
+// the launch would never end.
+TEST_F(RemoteWorkerTest, AReleasedWorkerAnswersCallsAtOnce) {
+  auto worker = Worker();
+  const std::weak_ptr<RemoteWorker> weak = worker;
+  worker.reset();
+  workers_.Tick(clock_.NowNs());
+  clock_.Advance(kIdleNs + 1);
+  std::shared_ptr<RemoteWorker> found;
+  link_->queued = [&] { found = weak.lock(); };
+  workers_.Tick(clock_.NowNs());
+  link_->queued = nullptr;
+  ASSERT_EQ(link_->sent.size(), 1u);
+  EXPECT_TRUE(link_->sent[0].has_worker_release());
+  ASSERT_NE(found, nullptr);
+  Call(found.get(), Launch());
+  ASSERT_EQ(answers_.size(), 1u);
+  EXPECT_EQ(DetailsOf(answers_[0].status()).reason, "WORKER_LOST");
+  EXPECT_TRUE(found->HasEnded());
+
+  const auto successor = Worker();
+  found.reset();
+  Call(successor.get(), Launch());
+  ASSERT_EQ(link_->sent.size(), 2u) << "the successor is not released";
+  EXPECT_TRUE(link_->sent[1].has_worker_call());
 }
 
 TEST_F(RemoteWorkerTest, CallsOnlyForTheWorkersOwnNodeAreNotSent) {
