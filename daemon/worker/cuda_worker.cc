@@ -29,6 +29,9 @@ constexpr int kExitFailed = 1;
 // NCCL sees over its sockets within a millisecond that a remote worker is lost. The daemon of that
 // worker knows more: how it was lost. The worker that only sees the loss gives that word this time.
 constexpr std::uint64_t kRemoteLossNs = 250'000'000;
+// How many ids a worker makes that do not connect. A coordinator asks for one each time it connects
+// the job's workers, and most times they do connect.
+constexpr std::size_t kMostUnusedIds = 16;
 
 void Describe(const CudaDevice& device, worker::Device* described) {
   described->set_uuid(device.uuid);
@@ -403,9 +406,18 @@ void CudaWorker::ReplyToRemovals(const std::vector<std::uint64_t>& calls) const 
   }
 }
 
-absl::StatusOr<std::string> CudaWorker::NewNcclId() const {
+absl::StatusOr<std::string> CudaWorker::NewNcclId() {
   if (!nccl_.ok()) return WithoutNccl(nccl_.status());
-  return NcclCommunicator::NewUniqueId(nccl_->get());
+  if (unused_ids_.size() >= kMostUnusedIds) {
+    return MakeError(
+        absl::StatusCode::kResourceExhausted, reason::kQuota,
+        absl::StrCat("the job's coordinator has asked this GPU's worker for ", unused_ids_.size(),
+                     " NCCL ids that never connected, as many as it may: end the job's ranks on "
+                     "this GPU, so that its worker ends, and look why the GPUs do not connect"));
+  }
+  absl::StatusOr<std::string> id = NcclCommunicator::NewUniqueId(nccl_->get());
+  if (id.ok()) unused_ids_.insert(*id);
+  return id;
 }
 
 absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& connect) {
@@ -414,7 +426,7 @@ absl::Status CudaWorker::Connect(std::uint64_t call, const worker::Connect& conn
     return absl::FailedPreconditionError("the worker has launches or is connected already");
   }
   NcclCommunicatorOptions options;
-  options.unique_id = connect.unique_id();
+  options.unique_id = connecting_id_ = connect.unique_id();
   options.rank = static_cast<int>(connect.rank());
   options.ranks = static_cast<int>(connect.ranks());
   options.max_ctas = static_cast<int>(connect.max_ctas());
@@ -431,6 +443,7 @@ void CudaWorker::AdvanceConnecting() {
   reply.set_call(connected->call);
   if (connected->status.ok()) {
     launches_->SetCommunicator(communicator_->get());
+    unused_ids_.erase(connecting_id_);
     reply.mutable_connected()->set_nccl_bytes(communicator_->nccl_bytes());
     reply.mutable_connected()->set_mps(context_->device().mps);
   } else {

@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -105,7 +106,8 @@ class CudaWorker {
   absl::Status RemoveArena(std::uint64_t call, const worker::RemoveArena& remove);
   worker::Pong Memory() const;
 
-  absl::StatusOr<std::string> NewNcclId() const;
+  // RESOURCE_EXHAUSTED QUOTA: too many ids have not connected yet.
+  absl::StatusOr<std::string> NewNcclId();
   absl::Status Connect(std::uint64_t call, const worker::Connect& connect);
   // Replies to Connect if the communicator is connected, has failed, or is too late.
   void AdvanceConnecting();
@@ -131,6 +133,10 @@ class CudaWorker {
   std::unique_ptr<CudaStagingPool> staging_;
   // Declared after staging_, so that its registration of staging is destroyed first.
   std::unique_ptr<CudaCommunicator> communicator_;
+  // The ids of NewNcclId() with which this worker has not connected. For each of them NCCL keeps a
+  // thread and a socket, and has no call that ends them.
+  std::set<std::string> unused_ids_;
+  std::string connecting_id_;        // of the last Connect
   std::uint64_t context_bytes_ = 0;  // 0: unknown
   std::unique_ptr<CudaArenas> arenas_;
   CudaReadyWaits ready_waits_;

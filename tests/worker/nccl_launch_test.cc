@@ -559,6 +559,31 @@ ISOLATED_TEST(NcclLaunch, FullGpuWithoutTheLayoutFailsTheLaunch, MachineWithGpus
             MachineDescription().context_bytes + rest + 2 * kMebibyte);
 }
 
+// A hostile coordinator may ask for ids again and again. NCCL keeps a thread and a socket for each.
+ISOLATED_TEST(NcclLaunch, IdsThatDoNotConnectAreLimited, MachineWithGpus(1)) {
+  OneGpu job;
+  std::string id;
+  for (int i = 0; i < 16; ++i) id = job.worker().NewNcclId();
+  const auto refused = [&job] {
+    worker::Call call;
+    call.mutable_new_nccl_id();
+    return DetailsOf(job.worker().Call(std::move(call)).status()).reason;
+  };
+  EXPECT_EQ(refused(), "QUOTA");
+  // A Connect with another id ends none of them.
+  EXPECT_FALSE(job.worker().Connect("no id", 0, 1)->Get().ok());
+  EXPECT_EQ(refused(), "QUOTA");
+  const auto connected = job.worker().Connect(id, 0, 1)->Get();
+  ASSERT_TRUE(connected.ok()) << connected.status();
+  EXPECT_TRUE(job.worker().Disconnect().ok());
+  for (int i = 0; i < 3; ++i) {
+    job.Connect();  // as an honest coordinator does
+    EXPECT_TRUE(job.worker().Disconnect().ok());
+  }
+  job.worker().NewNcclId();
+  EXPECT_EQ(refused(), "QUOTA");
+}
+
 // NCCL says only that CUDA failed. So the worker adds how much memory is free.
 ISOLATED_TEST(NcclLaunch, FailedConnectReportsTheFreeBytes, MachineWithGpus(1)) {
   OneGpu job;
