@@ -14,6 +14,31 @@ void AppendWord(absl::string_view word, std::string* out) {
   out->push_back('\0');
 }
 
+// The size of the character at the front of `text`, which is not empty. 0: it is no UTF-8.
+std::size_t CharacterBytes(absl::string_view text) {
+  const auto byte = [text](std::size_t at) -> unsigned {
+    return static_cast<unsigned char>(text[at]);
+  };
+  const unsigned first = byte(0);
+  if (first < 0x80) return 1;
+  if (first < 0xC2 || first > 0xF4) return 0;
+  std::size_t size = 2;
+  if (first >= 0xE0) size = 3;
+  if (first >= 0xF0) size = 4;
+  if (text.size() < size) return 0;
+  // Not a longer form than needed, no surrogate, and at most U+10FFFF (RFC 3629, section 4).
+  unsigned least = 0x80, most = 0xBF;
+  if (first == 0xE0) least = 0xA0;
+  if (first == 0xED) most = 0x9F;
+  if (first == 0xF0) least = 0x90;
+  if (first == 0xF4) most = 0x8F;
+  if (byte(1) < least || byte(1) > most) return 0;
+  for (std::size_t at = 2; at < size; ++at) {
+    if (byte(at) < 0x80 || byte(at) > 0xBF) return 0;
+  }
+  return size;
+}
+
 }  // namespace
 
 std::string ErrorDetails::Value(FieldName name) const {
@@ -44,6 +69,22 @@ absl::Status MakeError(absl::StatusCode code, const ErrorDetails& details,
   }
   status.SetPayload(kPayload, absl::Cord(payload));
   return status;
+}
+
+std::string ValidText(absl::string_view text, std::size_t most) {
+  std::string valid;
+  while (!text.empty()) {
+    const std::size_t character = CharacterBytes(text);
+    const std::size_t taken = character == 0 ? 1 : character;
+    if (taken > most - valid.size()) break;
+    if (character == 0) {
+      valid.push_back('?');
+    } else {
+      valid.append(text.data(), character);
+    }
+    text.remove_prefix(taken);
+  }
+  return valid;
 }
 
 ErrorDetails DetailsOf(const absl::Status& status) {

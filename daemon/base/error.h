@@ -5,6 +5,7 @@
 #ifndef DAEMON_BASE_ERROR_H_
 #define DAEMON_BASE_ERROR_H_
 
+#include <cstddef>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -44,6 +45,10 @@ absl::Status MakeError(absl::StatusCode code, Reason reason, absl::string_view m
 // Makes an error with the details of another one.
 absl::Status MakeError(absl::StatusCode code, const ErrorDetails& details,
                        absl::string_view message);
+
+// Returns text of another process as Protocol Buffers accepts it: at most `most` bytes of UTF-8.
+// Each byte that is no UTF-8 becomes '?'. Cuts no character in two.
+std::string ValidText(absl::string_view text, std::size_t most);
 
 // Returns the details of an error; empty details if it has none.
 ErrorDetails DetailsOf(const absl::Status& status);

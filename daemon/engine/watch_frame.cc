@@ -17,9 +17,9 @@ void AppendNumber(std::uint64_t number, std::size_t bytes, std::string* out) {
 }
 
 void AppendText(absl::string_view text, std::string* out) {
-  text = text.substr(0, kMaxTextBytes);
-  AppendNumber(text.size(), 4, out);
-  out->append(text.data(), text.size());
+  const std::string cut = ValidText(text, kMaxTextBytes);
+  AppendNumber(cut.size(), 4, out);
+  out->append(cut);
 }
 
 // Takes from the front of `bytes`; false if they are too few.
@@ -36,7 +36,8 @@ bool TakeNumber(std::size_t size, absl::string_view* bytes, std::uint64_t* numbe
 bool TakeText(absl::string_view* bytes, std::string* text) {
   std::uint64_t size = 0;
   if (!TakeNumber(4, bytes, &size) || bytes->size() < size) return false;
-  *text = std::string(bytes->substr(0, size));
+  // Otherwise this engine's own message about the failure could not be decoded.
+  *text = ValidText(bytes->substr(0, size), kMaxTextBytes);
   bytes->remove_prefix(size);
   return true;
 }

@@ -8,7 +8,7 @@
 
 namespace gradsync::daemon {
 
-// A status that another node sent, cut to bounds: a known code, 4 KiB of text, one small detail.
+// A status that another node sent, cut to bounds: a known code, 4 KiB of UTF-8, one small detail.
 absl::Status StatusFromPeer(const google::rpc::Status& proto);
 
 }  // namespace gradsync::daemon

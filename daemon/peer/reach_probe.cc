@@ -1,15 +1,18 @@
 #include "daemon/peer/reach_probe.h"
 
 #include <chrono>
+#include <cstddef>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/base/error.h"
 
 namespace gradsync::daemon {
 namespace {
 
 constexpr std::chrono::milliseconds kLimit{200};
+constexpr std::size_t kMaxWhyBytes = 4096;
 
 }  // namespace
 
@@ -29,7 +32,9 @@ void ReachProbe::OnStarted(bool ok) {
 }
 
 void ReachProbe::OnFinished(bool) {
-  answer_(status_.error_code() == grpc::StatusCode::UNAVAILABLE ? status_.error_message() : "");
+  const bool unavailable = status_.error_code() == grpc::StatusCode::UNAVAILABLE;
+  // If it is not gRPC's own, the text may be any bytes.
+  answer_(unavailable ? ValidText(status_.error_message(), kMaxWhyBytes) : "");
   delete this;
 }
 

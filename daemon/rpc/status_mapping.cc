@@ -31,6 +31,7 @@ absl::Status FromProto(const google::rpc::Status& proto) {
   google::rpc::ErrorInfo info;
   for (const auto& detail : proto.details()) {
     if (detail.UnpackTo(&info)) break;
+    info.Clear();  // it has what came before the fault, and may have the fault
   }
   if (info.reason().empty()) return absl::Status(code, proto.message());
   ErrorDetails details;

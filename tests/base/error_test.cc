@@ -52,6 +52,35 @@ TEST(ErrorTest, ValuesKeepAllOtherBytes) {
   EXPECT_EQ(details.fields, (Fields{{"job", value}}));
 }
 
+TEST(ErrorTest, ValidTextIsKept) {
+  const std::string text = "a\u00e4\u20ac\U0001F600\uFFFD\U0010FFFF\n\x7f";
+  EXPECT_EQ(ValidText(text, text.size()), text);
+  EXPECT_EQ(ValidText("", 0), "");
+}
+
+TEST(ErrorTest, TextThatIsNoUtf8HasQuestionMarks) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"a\x80z", "a?z"},   // a part of a character
+      {"\xc3z", "?z"},     // its begin
+      {"\xe2\x82", "??"},  // at the end
+      {"\xf0\x9f\x98z", "???z"},
+      {"\xc0\xaf", "??"},  // longer forms than needed
+      {"\xe0\x9f\xbf", "???"},
+      {"\xf0\x8f\xbf\xbf", "????"},
+      {"\xed\xa0\x80", "???"},       // a surrogate
+      {"\xf4\x90\x80\x80", "????"},  // beyond Unicode
+      {"\xf5\xff\xfe", "???"},
+      {"\xc3\xa4\xff\xc3\xa4", "\u00e4?\u00e4"},
+  };
+  for (const auto& [text, valid] : cases) EXPECT_EQ(ValidText(text, 100), valid);
+}
+
+TEST(ErrorTest, ValidTextIsCutBetweenCharacters) {
+  EXPECT_EQ(ValidText("ab\u00e4", 3), "ab");
+  EXPECT_EQ(ValidText("ab\u00e4", 4), "ab\u00e4");
+  EXPECT_EQ(ValidText("ab", 0), "");
+}
+
 TEST(ErrorTest, CopyHasTheSameDetails) {
   absl::Status copy;
   {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "daemon/base/error.h"
@@ -60,6 +61,33 @@ TEST(WatchFrame, LongTextsAreCutToFit) {
   WatchFrame frame;
   ASSERT_EQ(DecodeWatchFrame(&rest, 1, &frame).value(), true);
   EXPECT_EQ(frame.failure.message(), std::string(1024, 'm'));
+}
+
+// The engine and its daemon tell each other about the failure in strings of Protocol Buffers.
+TEST(WatchFrame, TextsOfAnotherNodeAreMadeValid) {
+  WatchFrame failed;
+  failed.kind = WatchFrame::Kind::kFailed;
+  failed.failure =
+      MakeError(absl::StatusCode::kInternal, Reason("R#1"), "m#", {{field::kNode, "n#"}});
+  std::string bytes = EncodeWatchFrame(failed);
+  std::replace(bytes.begin(), bytes.end(), '#', '\xff');
+  absl::string_view rest = bytes;
+  WatchFrame frame;
+  ASSERT_EQ(DecodeWatchFrame(&rest, 1, &frame).value(), true);
+  EXPECT_EQ(frame.failure.message(), "m?");
+  EXPECT_EQ(DetailsOf(frame.failure).reason, "R?1");
+  EXPECT_EQ(DetailsOf(frame.failure).Value(field::kNode), "n?");
+}
+
+TEST(WatchFrame, ALongTextIsCutBetweenCharacters) {
+  WatchFrame failed;
+  failed.kind = WatchFrame::Kind::kFailed;
+  failed.failure = absl::InternalError(std::string(1023, 'm') + "\u00e4");
+  const std::string bytes = EncodeWatchFrame(failed);
+  absl::string_view rest = bytes;
+  WatchFrame frame;
+  ASSERT_EQ(DecodeWatchFrame(&rest, 1, &frame).value(), true);
+  EXPECT_EQ(frame.failure.message(), std::string(1023, 'm'));
 }
 
 TEST(WatchFrame, RefusesMalformedFrames) {

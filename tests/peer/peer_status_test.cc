@@ -33,5 +33,17 @@ TEST(PeerStatusTest, CutsNoCharacterInTwo) {
   EXPECT_EQ(StatusFromPeer(proto).message(), std::string(4094, 'x') + "\u00e4");
 }
 
+// A stream's status may have any bytes, and so may the details of a message.
+TEST(PeerStatusTest, IsUtf8) {
+  google::rpc::Status proto =
+      ToProto(MakeError(absl::StatusCode::kAborted, Reason("A"), "", {{field::kRank, "1"}}));
+  proto.set_message("lost \xff");
+  EXPECT_EQ(StatusFromPeer(proto).message(), "lost ?");
+  EXPECT_EQ(DetailsOf(StatusFromPeer(proto)).reason, "A");
+  std::string* const details = proto.mutable_details(0)->mutable_value();
+  details->replace(details->find('A'), 1, "\xff");
+  EXPECT_EQ(DetailsOf(StatusFromPeer(proto)).reason, "");
+}
+
 }  // namespace
 }  // namespace gradsync::daemon
