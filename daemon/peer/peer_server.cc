@@ -10,6 +10,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/error.h"
 #include "daemon/base/logging.h"
+#include "daemon/engine/caller.h"
 #include "daemon/engine/socket_owner.h"
 #include "daemon/peer/local_caller.h"
 #include "daemon/peer/peer_protocol.h"
@@ -28,6 +29,9 @@ constexpr std::size_t kMaxUngreeted = 64;
 // Streams of one address that have said Hello: the jobs of its daemons. There may be several
 // daemons, on one machine or behind one address.
 constexpr std::size_t kMaxGreeted = 256;
+// All streams of one IPv6 network, of which a machine can use every address. It leaves room for
+// other networks.
+constexpr std::size_t kMaxOfNetwork = PeerServer::kMaxNodes - PeerServer::kMaxNodes / 8;
 // A connection without an HTTP/2 handshake is closed after this.
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
@@ -45,6 +49,15 @@ std::size_t GreetedAt(const std::string& address,
                       const std::vector<std::shared_ptr<AgentSession>>& open) {
   return static_cast<std::size_t>(std::count_if(open.begin(), open.end(), [&](const auto& one) {
     return !one->silent() && one->address() == address;
+  }));
+}
+
+// How many of the streams are of the network of `newest`.
+std::size_t InNetworkOf(const AgentSession& newest,
+                        const std::vector<std::shared_ptr<AgentSession>>& open) {
+  const CallerKey network = NetworkOf(newest.caller_key());
+  return static_cast<std::size_t>(std::count_if(open.begin(), open.end(), [&](const auto& one) {
+    return NetworkOf(one->caller_key()) == network;
   }));
 }
 
@@ -100,6 +113,11 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
       node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
                             absl::StrCat("the daemon of node ", context.node_name, " serves ",
                                          kMaxNodes, " streams of other nodes, as many as it may")));
+    } else if (InNetworkOf(*node, open) > kMaxOfNetwork) {
+      node->Close(MakeError(
+          absl::StatusCode::kResourceExhausted, reason::kQuota,
+          absl::StrCat("the daemon of node ", context.node_name, " serves ", kMaxOfNetwork,
+                       " streams of ", node->network(), ", as many as one network may have")));
     } else if (GreetedAt(node->address(), open) >= kMaxGreeted) {
       node->Close(MakeError(
           absl::StatusCode::kResourceExhausted, reason::kQuota,
