@@ -5,6 +5,7 @@
 #define DAEMON_BASE_USER_EXECUTOR_H_
 
 #include <functional>
+#include <utility>
 
 #include "daemon/base/tenant.h"
 
@@ -16,6 +17,15 @@ class UserExecutor {
   virtual ~UserExecutor() = default;
   // Runs `work` later, never within this call. A user's work runs in the order of the calls.
   virtual void Run(const Tenant& user, std::function<void()> work) = 0;
+};
+
+// One user's queue on an executor. A value.
+struct UserQueue {
+  UserExecutor* executor = nullptr;
+  Tenant user;
+
+  // As UserExecutor::Run().
+  void Run(std::function<void()> work) const { executor->Run(user, std::move(work)); }
 };
 
 }  // namespace gradsync::daemon

@@ -566,9 +566,8 @@ void Job::Retire() {
 }
 
 void Job::ReleaseLater(std::vector<std::shared_ptr<void>> released) {
-  for (auto& one : released) {
-    environment_.executor->Run(identity_.payer(), [one = std::move(one)] {});
-  }
+  const UserQueue turns = releases();
+  for (auto& one : released) turns.Run([one = std::move(one)] {});
 }
 
 void Job::StopIf(const absl::Status& why, DeferredActions* actions) {

@@ -129,6 +129,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   absl::StatusOr<Registration> RegisterLayout(RankSession session, LayoutRequest request);
   void KeepMemory(RankSession session, std::uint32_t channel,
                   std::shared_ptr<void> memory) override;
+  UserQueue releases() const override { return {environment_.executor, identity_.payer()}; }
   void RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) override;
   absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const override;
   // A rank of another node has no memory here: every field of `memory` except `gpu` is null.

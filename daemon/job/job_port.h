@@ -13,6 +13,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "daemon/base/tenant.h"
+#include "daemon/base/user_executor.h"
 #include "daemon/job/job_key.h"
 #include "daemon/job/job_options.h"
 #include "daemon/job/layout_agreement.h"
@@ -63,11 +64,13 @@ class JobPort {
   // agreement that has failed gets the same failure, once.
   virtual void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) = 0;
 
-  // Keeps `memory`, which the rank has for this channel's layout. An executor releases it when the
-  // layout is replaced, its agreement has failed, the rank has released it or has exited, or the
-  // job has ended.
+  // Keeps `memory`, which the rank has for this channel's layout. Releases it in the turns of
+  // releases() when the layout is replaced, its agreement has failed, the rank has released it or
+  // has exited, or the job has ended.
   virtual void KeepMemory(RankSession session, std::uint32_t channel,
                           std::shared_ptr<void> memory) = 0;
+  // The turns in which the job drops its references to memory. The executor outlives the job.
+  virtual UserQueue releases() const = 0;
 
   // This rank has registered but gets no memory. The layout fails on every rank at once, before its
   // deadline. If the rank came back after a loss, only its own registration fails.

@@ -17,8 +17,7 @@ ForwardingJob::ForwardingJob(const JoinRequest& request, Context context,
                              std::function<void(absl::StatusOr<Joined>)> joined)
     : request_(request),
       context_(std::move(context)),
-      layouts_(std::make_shared<AgentLayouts>(Tenant(request.key.uid, request.pod), request.rank,
-                                              context_.executor)),
+      layouts_(std::make_shared<AgentLayouts>(user(), request.rank, context_.executor)),
       sink_(std::move(sink)),
       joined_(std::move(joined)) {}
 

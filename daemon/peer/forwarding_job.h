@@ -78,6 +78,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
   void RegisterLayout(RankSession session, LayoutRequest request, Registered answer) override;
   void KeepMemory(RankSession session, std::uint32_t channel,
                   std::shared_ptr<void> memory) override;
+  UserQueue releases() const override { return {context_.executor, user()}; }
   void RefuseLayout(RankSession session, std::uint32_t channel, const absl::Status& why) override;
   absl::Status CheckReplaces(RankSession session, std::uint32_t channel) const override;
   absl::Status ArenaMapped(RankSession session, std::uint32_t channel, RankMemory memory) override;
@@ -95,6 +96,7 @@ class ForwardingJob final : public JobPort, public std::enable_shared_from_this<
     std::shared_ptr<ArenaQuota::Reservation> charge;  // for `spec`, then for its plan
   };
 
+  Tenant user() const { return Tenant(request_.key.uid, request_.pod); }
   void Forward(v1::SessionRequest request) const;
   // `bytes`: what the message takes in memory.
   void ForwardToSession(const v1::SessionResponse& response, std::size_t bytes);

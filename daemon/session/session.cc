@@ -69,14 +69,18 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     }
     // Again, or later, behind the layouts that have ended and wait to be freed: they still count,
     // and have their memory.
-    self->executor_->Run(self->identity_.process.tenant(),
-                         [self, place, agreed = *std::move(agreed), layout, registered] {
-                           auto created =
-                               layout.ok() ? layout : self->NewLayout(place, agreed.plan);
-                           self->AllocateMemory(place, agreed, std::move(created), registered);
-                         });
+    self->AfterReleases([self, place, agreed = *std::move(agreed), layout, registered] {
+      auto created = layout.ok() ? layout : self->NewLayout(place, agreed.plan);
+      self->AllocateMemory(place, agreed, std::move(created), registered);
+    });
   };
   job_->RegisterLayout(identity_.session(), std::move(request), std::move(answer));
+}
+
+void Session::AfterReleases(std::function<void()> work) {
+  // The session's executor comes first: it frees ended sessions, and may use released memory.
+  executor_->Run(identity_.process.tenant(),
+                 [turns = job_->releases(), work = std::move(work)] { turns.Run(work); });
 }
 
 void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,

@@ -4,8 +4,9 @@
 // lease or of its job, or because of a bad request. If it ends by Leave{exit}, by Finish or with
 // its job, the rank is not lost. Otherwise it is.
 //
-// Thread-safe. RPC threads and the executor create its memory, the side socket's thread hands it
-// out, and the executor checks it. Session::mutex_ is a leaf: no lock is taken under it.
+// Thread-safe. RPC threads and the job's executor create its memory, the side socket's thread hands
+// it out, and the session's executor checks it. Session::mutex_ is a leaf: no lock is taken under
+// it.
 
 #ifndef DAEMON_SESSION_SESSION_H_
 #define DAEMON_SESSION_SESSION_H_
@@ -130,6 +131,9 @@ class Session : public std::enable_shared_from_this<Session> {
     std::atomic<bool> mapping{false};
   };
 
+  // Runs `work` later, when the memory that the user's sessions and the job have released so far is
+  // free.
+  void AfterReleases(std::function<void()> work);
   // Null: the layout has ended, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
   // Where the memory of a layout goes.

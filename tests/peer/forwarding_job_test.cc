@@ -161,6 +161,16 @@ TEST_F(ForwardingJobTest, ReleasedLayoutsMemoryIsFreedAtOnceBetweenSteps) {
   EXPECT_FALSE(memory_.Shared());
 }
 
+TEST_F(ForwardingJobTest, WorkBehindTheReleasesFindsTheMemoryFreed) {
+  Map(1);
+  Deliver(Release(1));
+  EXPECT_TRUE(memory_.Shared());
+  bool freed = false;
+  job_->releases().Run([&] { freed = !memory_.Shared(); });
+  executor_.RunAll();
+  EXPECT_TRUE(freed);
+}
+
 TEST_F(ForwardingJobTest, ReleasedLayoutsMemoryIsKeptUntilTheRanksStepIsDecided) {
   Map(1);
   Deliver(EndStep(1, 1));

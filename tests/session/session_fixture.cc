@@ -32,7 +32,7 @@ void Populate(int memfd, std::size_t bytes) {
 }
 
 SessionFixture::SessionFixture(const SessionPolicy& policy)
-    : jobs_(Environment(&clock_, &reducer_, &executor_), /*quota_jobs_per_user=*/8),
+    : jobs_(Environment(&clock_, &reducer_, &copier_), /*quota_jobs_per_user=*/8),
       sessions_(policy, &jobs_, &quota_, &executor_, &clock_) {}
 
 void SessionFixture::TearDown() {
@@ -40,7 +40,13 @@ void SessionFixture::TearDown() {
     sessions_.End(session, absl::AbortedError("the test has ended"));
   }
   reducer_.CompleteAll();
-  executor_.RunAll();
+  RunAll();
+}
+
+void SessionFixture::RunAll() {
+  while (executor_.pending() > 0 || copier_.pending() > 0) {
+    (executor_.pending() > 0 ? executor_ : copier_).RunNext();
+  }
 }
 
 SessionPolicy SessionFixture::Policy() {
@@ -95,7 +101,7 @@ absl::StatusOr<Session::Registration> SessionFixture::RegisterNow(const Opened& 
     answer = registration;
     answered = true;
   });
-  if (!answered) executor_.RunAll();
+  if (!answered) RunAll();
   return answer;
 }
 

@@ -1,5 +1,5 @@
 // Sessions of trainers that a test plays. The arenas are real; the test moves the reducer, the
-// executor and the clock.
+// executors and the clock.
 
 #ifndef TESTS_SESSION_SESSION_FIXTURE_H_
 #define TESTS_SESSION_SESSION_FIXTURE_H_
@@ -67,7 +67,9 @@ class SessionFixture : public testing::Test {
               const std::string& token = "");
   // A layout of one bucket with `elements` float32.
   static LayoutRequest Layout(std::uint64_t elements, const std::string& name = "model");
-  // Registers a layout with a job on this node. If it is not answered at once, runs the executor.
+  // Runs all work of both executors. The sessions' executor comes first whenever it has work.
+  void RunAll();
+  // Registers a layout with a job on this node. If it is not answered at once, runs the executors.
   absl::StatusOr<Session::Registration> RegisterNow(const Opened& opened,
                                                     const LayoutRequest& request);
   absl::StatusOr<std::shared_ptr<Session>> OpenNow(const ClientProcess& process,
@@ -83,7 +85,8 @@ class SessionFixture : public testing::Test {
   ManualClock clock_;
   HeldReducer reducer_{&clock_};
   ArenaQuota quota_{kQuotaBytes};
-  ManualExecutor executor_;
+  ManualExecutor executor_;  // of the sessions
+  ManualExecutor copier_;    // of the jobs
   JobTable jobs_;
   SessionTable sessions_;
 };

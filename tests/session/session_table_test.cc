@@ -222,7 +222,7 @@ TEST_F(SessionTableTest, QuotasAreOfAPodOfAUser) {
   EXPECT_EQ(quota_.bytes_of(greedy.tenant()), 4 * kStagingBytes);
   for (const Opened& one : opened) End(one);
   opened.clear();
-  executor_.RunAll();
+  RunAll();
   EXPECT_EQ(quota_.bytes_of(greedy.tenant()), 0u);
 }
 
@@ -239,7 +239,7 @@ TEST_F(SessionTableTest, RefusedSessionHoldsNothing) {
     EXPECT_EQ(Open(0).session.status().code(), absl::StatusCode::kAlreadyExists);
     EXPECT_EQ(Open(1, 3).session.status().code(), absl::StatusCode::kFailedPrecondition);
   }
-  executor_.RunAll();
+  RunAll();
   EXPECT_EQ(quota_.bytes_of(Tenant(kUser)), kStagingBytes);
   EXPECT_EQ(sessions_.Sessions().size(), 1u);
   EXPECT_EQ(sessions_.opened(), opened);
@@ -283,7 +283,7 @@ TEST_F(SessionTableTest, StagingMemoryThatAJobKeepsIsCharged) {
   ASSERT_TRUE(kept.ok()) << kept.status();
   End(opened);
   opened.session = absl::UnknownError("no reference any more");
-  executor_.RunAll();
+  RunAll();
   EXPECT_EQ(quota_.total_bytes(), kStagingBytes);
   kept = StagingMemory{};
   EXPECT_EQ(quota_.total_bytes(), 0u);
@@ -349,7 +349,7 @@ TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
           },
           [&] { Populate(registration.memory); },
           [&] { ASSERT_TRUE(ended->ArenaMapped(registration.channel).ok()); },
-          [&] { executor_.RunAll(); },
+          [&] { RunAll(); },
           [&] {
             ASSERT_TRUE(ended.job()
                             .MarkReady(ended->identity().session(), registration.channel, 1, {0})
@@ -362,12 +362,12 @@ TEST_F(SessionTableTest, LossDuringARegistrationHoldsNothing) {
     }
     const bool reducing = done == 7;
     EXPECT_EQ(reducer_.held().size(), reducing ? 1u : 0u);
-    executor_.RunAll();
+    RunAll();
     if (reducing) {
       // Not freed while a reduction uses it.
       EXPECT_FALSE(arenas.back().expired());
       reducer_.CompleteAll();
-      executor_.RunAll();
+      RunAll();
     }
     sessions_.Tick();
     for (const auto& arena : arenas) EXPECT_TRUE(arena.expired()) << done;
@@ -382,7 +382,7 @@ TEST_F(SessionTableTest, ExecutorFreesTheMemory) {
   End(opened);
   opened.session = absl::UnknownError("no reference any more");
   EXPECT_FALSE(staging.expired());
-  executor_.RunAll();
+  RunAll();
   EXPECT_TRUE(staging.expired());
 }
 
@@ -439,7 +439,7 @@ class HeldSessionTest : public SessionTableTest {
       Populate(layouts[rank].memory);
       ASSERT_TRUE(opened_[rank]->ArenaMapped(layouts[rank].channel).ok());
     }
-    executor_.RunAll();
+    RunAll();
     for (const Opened& one : opened_) {
       const RankSession session = one->identity().session();
       ASSERT_TRUE(one.job().FinishStep(session, layouts[0].channel, 1, "").ok());

@@ -29,7 +29,7 @@ class SessionTest : public SessionFixture {
     Session::Registration registration = Register(opened, Layout(2048));
     Populate(registration.memory);
     EXPECT_TRUE(opened->ArenaMapped(registration.channel).ok());
-    executor_.RunAll();
+    RunAll();
     EXPECT_EQ(opened.sink->Of<LayoutReadyMessage>().size(), 1u);
     return registration;
   }
@@ -44,7 +44,7 @@ TEST_F(SessionTest, UnpopulatedArenaEndsTheSession) {
   Populate(*registration.memory.arena, 4096);
   ASSERT_TRUE(careless->ArenaMapped(registration.channel).ok());
   EXPECT_FALSE(careless.ended());  // the executor checks it
-  executor_.RunAll();
+  RunAll();
   ExpectError(careless.end(), kPrecondition, "ARENA_NOT_POPULATED",
               {"rank 0 sent ArenaMapped for channel 1", "4096 of 8192 bytes"});
   ExpectError(other.end(), kAborted, "RANK_LOST",
@@ -66,7 +66,7 @@ TEST_F(SessionTest, UnpopulatedSemaphoresEndTheSession) {
   Populate(*registration.memory.arena);
   Populate(registration.memory.semaphores->fd(), 4096);
   ASSERT_TRUE(careless->ArenaMapped(registration.channel).ok());
-  executor_.RunAll();
+  RunAll();
   ExpectError(careless.end(), kPrecondition, "ARENA_NOT_POPULATED",
               {"rank 0 sent ArenaMapped for channel 1", "4096 of 8192 bytes"});
   // The daemon has not allocated the missing page.
@@ -84,7 +84,7 @@ TEST_F(SessionTest, PopulatedArenaIsMapped) {
     EXPECT_EQ(registration.memory.semaphores->buckets(), 1u);
     Populate(registration.memory);
     ASSERT_TRUE((*opened)->ArenaMapped(registration.channel).ok());
-    executor_.RunAll();
+    RunAll();
     EXPECT_NE(registration.memory.arena->data(), nullptr);
   }
   EXPECT_EQ(a.sink->Of<LayoutReadyMessage>().size(), 1u);
@@ -118,7 +118,7 @@ TEST_F(SessionTest, MappingMayEndAfterLeave) {
   Populate(registration.memory);
   ASSERT_TRUE(leaving->ArenaMapped(registration.channel).ok());
   ASSERT_TRUE(leaving.job().Leave(leaving->identity().session(), /*exit=*/false).ok());
-  executor_.RunAll();
+  RunAll();
   EXPECT_FALSE(leaving.ended());
   EXPECT_FALSE(other.ended());
 }
@@ -128,7 +128,7 @@ TEST_F(SessionTest, MappingAfterTheSessionsEndChangesNothing) {
   const auto registration = Register(opened, Layout(10));
   ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());  // not populated
   opened->End(MakeError(kAborted, reason::kProcessEnded, "killed by the test"));
-  executor_.RunAll();
+  RunAll();
   ExpectError(opened.end(), kAborted, "PROCESS_ENDED", {"killed by the test"});
 }
 
@@ -141,7 +141,7 @@ TEST_F(SessionTest, FailedLayoutsDoNotCount) {
   const Opened other = Open(1);
   const auto failed = Register(opened, Layout(10, "second"));
   ASSERT_FALSE(RegisterNow(other, Layout(20, "second")).ok());
-  executor_.RunAll();
+  RunAll();
   // The agreement failed after this call.
   EXPECT_TRUE(opened->ArenaMapped(failed.channel).ok());
   Register(opened, Layout(10, "second"));
@@ -167,7 +167,7 @@ TEST_F(SessionTest, LayoutBeyondTheArenaQuotaFailsOnEveryRank) {
   EXPECT_FALSE(b.ended());
   // b's memory does not count; a's counts until its session ends.
   End(b);
-  executor_.RunAll();
+  RunAll();
   EXPECT_GT(quota_.bytes_of(Tenant(kUser)), held - kStagingBytes);
   End(a);
 }
@@ -193,7 +193,7 @@ TEST_F(SessionTest, ReplacedLayoutFreesItsMemory) {
     const auto next = Register(opened, request);
     Populate(next.memory);
     ASSERT_TRUE(opened->ArenaMapped(next.channel).ok());
-    executor_.RunAll();
+    RunAll();
     ASSERT_EQ(opened.sink->Take().size(), 1u);
     ASSERT_EQ(quota_.bytes_of(Tenant(kUser)), held);
     ASSERT_EQ(opened->memory_bytes(), kStagingBytes + 8192);
@@ -214,16 +214,25 @@ TEST_F(SessionTest, ReleasedLayoutGivesBackItsPlaceItsMemoryAndItsName) {
     const auto registration = Register(opened, large);
     Populate(registration.memory);
     ASSERT_TRUE(opened->ArenaMapped(registration.channel).ok());
-    executor_.RunAll();
+    RunAll();
     ASSERT_EQ(opened.sink->Take().size(), 1u);
-    // The next registration comes before the executor has freed anything.
+    // The next registration comes before the copier has freed anything.
     ASSERT_TRUE(
         opened.job().ReleaseLayout(opened->identity().session(), registration.channel).ok());
     ASSERT_GT(quota_.bytes_of(Tenant(kUser)), kQuotaBytes / 2);
   }
-  executor_.RunAll();
+  RunAll();
   EXPECT_EQ(quota_.bytes_of(Tenant(kUser)), held);
   EXPECT_EQ(opened.job().Snapshot().layouts.size(), 1u);
+}
+
+TEST_F(SessionTest, RegistrationWithoutRoomWaitsForSessionsThatHaveEnded) {
+  const Opened ended = Open(0, 1, Client(), "before");
+  const Opened opened = Open(0, 1);
+  const LayoutRequest large = Layout(kQuotaBytes / 4 * 3 / sizeof(float));
+  Register(ended, large);
+  End(ended);
+  Register(opened, large);
 }
 
 TEST_F(SessionTest, OneLayoutTooManyFailsTheRegistrationOnEveryRank) {
