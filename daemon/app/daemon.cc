@@ -193,7 +193,7 @@ struct Daemon::Rooms {
   std::unique_ptr<HostReducer> reducer;
   TurnGate lane_turns;  // enough at once, so that the lanes of a job do not wait for each other
   EnginePriorities engine_priorities;
-  std::unique_ptr<FairExecutor> executor;  // maps for sessions, which can take seconds
+  std::unique_ptr<FairExecutor> executor;  // maps for sessions
   std::unique_ptr<FairExecutor> copier;    // copies and unmaps for jobs, which must not wait
   HeapTrimmer trimmer{&errands};           // before its executor, which runs to the end first
   SerialExecutor errands;                  // ends users' servers, trims, fences lost trainers

@@ -39,25 +39,63 @@ absl::StatusOr<std::shared_ptr<HostArena>> HostArena::Create(const std::string& 
 HostArena::HostArena(SealedMemory memory, std::byte* address)
     : memory_(std::move(memory)), address_(address) {}
 
-HostArena::~HostArena() {
-  InPieces(address_, bytes(),
+HostArena::~HostArena() { UnmapNext(bytes()); }
+
+void HostArena::UnmapNext(std::size_t bytes) {
+  const std::size_t next = std::min(bytes, memory_.bytes() - unmapped_);
+  InPieces(address_ + unmapped_, next,
            [](std::byte* piece, std::size_t size) { return munmap(piece, size) == 0; });
+  unmapped_ += next;
+}
+
+std::shared_ptr<HostArena> HostArena::UnmapInTurns(std::shared_ptr<HostArena> arena,
+                                                   const UserQueue& turns, std::size_t bytes,
+                                                   std::shared_ptr<void> charge) {
+  HostArena* const address = arena.get();
+  return std::shared_ptr<HostArena>(
+      address, [held = std::move(arena), turns, bytes,
+                charge = std::move(charge)](HostArena* /*held*/) mutable {
+        // All turns are queued now, so that work that is queued later finds the memory unmapped.
+        for (std::size_t left = held->bytes(); left > bytes; left -= bytes) {
+          turns.Run([held, bytes] { held->UnmapNext(bytes); });
+        }
+        // Weak references keep this function, so it gives up what it holds. The last turn unmaps
+        // the rest.
+        turns.Run([held = std::move(held), charge = std::move(charge)]() mutable {
+          held.reset();
+          charge.reset();
+        });
+      });
+}
+
+absl::Status HostArena::CheckAcceptable() const {
+  if (data_ != nullptr) return absl::FailedPreconditionError("the arena is in use already");
+  return memory_.CheckPopulatedAndSealed();
 }
 
 absl::Status HostArena::Accept(Faults faults) {
-  if (data_ != nullptr) return absl::FailedPreconditionError("the arena is in use already");
-  if (absl::Status checked = memory_.CheckPopulatedAndSealed(); !checked.ok()) return checked;
+  if (faults == Faults::kNow) return AcceptNext(bytes()).status();
+  absl::Status checked = CheckAcceptable();
+  if (checked.ok()) data_ = address_;
+  return checked;
+}
+
+absl::StatusOr<bool> HostArena::AcceptNext(std::size_t bytes) {
+  if (absl::Status checked = CheckAcceptable(); !checked.ok()) return checked;
   // EINVAL means a kernel before 5.14. The arena works without this call, but the first step is
   // slower.
   const auto populate = [](std::byte* piece, std::size_t size) {
     return madvise(piece, size, MADV_POPULATE_WRITE) == 0;
   };
-  if (faults == Faults::kNow && !InPieces(address_, bytes(), populate) && errno != EINVAL) {
+  const std::size_t next = std::min(bytes, memory_.bytes() - populated_);
+  if (!InPieces(address_ + populated_, next, populate) && errno != EINVAL) {
     return absl::ErrnoToStatus(
-        errno, absl::StrCat("populating the mapping of an arena of ", bytes(), " bytes"));
+        errno, absl::StrCat("populating the mapping of an arena of ", memory_.bytes(), " bytes"));
   }
+  populated_ += next;
+  if (populated_ < memory_.bytes()) return false;
   data_ = address_;
-  return absl::OkStatus();
+  return true;
 }
 
 }  // namespace gradsync::daemon

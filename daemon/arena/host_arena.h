@@ -11,17 +11,21 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/arena/sealed_memory.h"
+#include "daemon/base/user_executor.h"
 
 namespace gradsync::daemon {
 
-// A sealed memfd and the daemon's mapping of it. Call order: Create fd* Accept? (fd | data)*.
-// Accept() is not thread-safe and must return before other threads use data(). The other methods
-// are thread-safe.
+// A sealed memfd and the daemon's mapping of it. Call order: Create UnmapInTurns? fd* (Accept? |
+// AcceptNext*) (fd | data)*. Accept() and AcceptNext() are not thread-safe, and must return before
+// other threads use data(). The other methods are thread-safe.
 //
 // Owns the descriptor and the mapping. Shared, because a reduction keeps the arena of its bucket
 // mapped until it is done. The memory itself lives until the trainer, too, has unmapped it.
 class HostArena {
  public:
+  // One turn on a thread that users share maps or unmaps at most this much: 20 to 80 ms.
+  static constexpr std::size_t kTurnBytes = std::size_t{256} << 20;
+
   // See SealedMemory::Create. Maps the memory and touches no page. The trainer must be the first to
   // touch each page, because a page is charged to the cgroup and placed on the NUMA node of the
   // process that touches it first. Then it must seal the pages.
@@ -46,6 +50,16 @@ class HostArena {
   // FAILED_PRECONDITION if it is not sealed, a page is missing, or the arena was accepted before.
   // Otherwise an error of the kernel. An error does not change data().
   absl::Status Accept(Faults faults = Faults::kNow);
+  // Accept() in pieces: fills the page tables of the next `bytes`, a multiple of the page size.
+  // False: there is more to do, so call it again. Until it has returned true, data() is null.
+  absl::StatusOr<bool> AcceptNext(std::size_t bytes);
+
+  // Takes the only reference to `arena`, and returns another one. When the last copy of that one is
+  // dropped, the arena is unmapped later, at most `bytes`, whole pages, in each turn. Then `charge`
+  // is dropped. The executor outlives the copies.
+  static std::shared_ptr<HostArena> UnmapInTurns(std::shared_ptr<HostArena> arena,
+                                                 const UserQueue& turns, std::size_t bytes,
+                                                 std::shared_ptr<void> charge);
 
   // Null until Accept() has succeeded. Page-aligned.
   std::byte* data() const { return data_; }
@@ -53,9 +67,16 @@ class HostArena {
  private:
   HostArena(SealedMemory memory, std::byte* address);
 
+  // OK if Accept() may begin or go on.
+  absl::Status CheckAcceptable() const;
+  // Unmaps the next `bytes`, or what is left. Nobody uses data() any more.
+  void UnmapNext(std::size_t bytes);
+
   const SealedMemory memory_;
   std::byte* const address_;
   std::byte* data_ = nullptr;  // address_, once it is accepted
+  std::size_t populated_ = 0;  // bytes from address_ on whose page tables are filled
+  std::size_t unmapped_ = 0;   // bytes from address_ on
 };
 
 }  // namespace gradsync::daemon

@@ -20,8 +20,8 @@ namespace gradsync::daemon {
 // wait take turns, one piece each.
 //
 // Its callers keep the queues and the pieces bounded. A session queues at most
-// - for each layout: the work that creates and checks its memory, and the pieces that end one void
-//   step,
+// - for each layout: the work that creates its memory, the piece that maps the next part of it, the
+//   pieces that unmap it, and the pieces that end one void step,
 // - for each bucket: the pieces of one copy,
 // - the pieces that write the done words that it has missed while it stayed, and the messages that
 //   follow these words,

@@ -263,7 +263,7 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Every rank has left for good while the executor wrote done words for ranks that stayed. The job
   // ends without an error as soon as these words are written.
   bool OnlyWordsAreLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Destroys these on the executor, one in each turn: to unmap a large arena takes long.
+  // Destroys these on the executor, one in each turn. An arena is unmapped in turns of its own.
   void ReleaseLater(std::vector<std::shared_ptr<void>> released);
   void MaybeEnd(DeferredActions* actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Fills the snapshot's lists of ranks.

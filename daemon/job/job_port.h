@@ -69,7 +69,8 @@ class JobPort {
   // has exited, or the job has ended.
   virtual void KeepMemory(RankSession session, std::uint32_t channel,
                           std::shared_ptr<void> memory) = 0;
-  // The turns in which the job drops its references to memory. The executor outlives the job.
+  // The turns in which the job drops its references to memory, and in which the ranks' arenas are
+  // unmapped. The executor outlives the job, and all arenas of its ranks.
   virtual UserQueue releases() const = 0;
 
   // This rank has registered but gets no memory. The layout fails on every rank at once, before its

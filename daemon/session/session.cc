@@ -78,9 +78,11 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
 }
 
 void Session::AfterReleases(std::function<void()> work) {
-  // The session's executor comes first: it frees ended sessions, and may use released memory.
-  executor_->Run(identity_.process.tenant(),
-                 [turns = job_->releases(), work = std::move(work)] { turns.Run(work); });
+  // The session's executor comes first: it frees ended sessions, and may use released memory. Then
+  // the job drops its references, which queues the turns that unmap arenas.
+  executor_->Run(identity_.process.tenant(), [turns = job_->releases(), work = std::move(work)] {
+    turns.Run([turns, work] { turns.Run(work); });
+  });
 }
 
 void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,
@@ -91,7 +93,8 @@ void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,
   if (place.device.empty()) {
     auto arena = HostArena::Create(absl::StrCat("gradsync-", place.name), agreed.plan.arena_bytes);
     if (!arena.ok()) return MemoryAllocated(std::move(agreed), arena.status(), registered);
-    memory.arena = *std::move(arena);
+    memory.arena = HostArena::UnmapInTurns(*std::move(arena), job_->releases(), limits_.turn_bytes,
+                                           (*layout)->charge);
     return MemoryAllocated(std::move(agreed), *std::move(layout), registered);
   }
   GpuArenaSpec spec;
@@ -170,8 +173,7 @@ absl::StatusOr<std::shared_ptr<Session::Layout>> Session::NewLayout(const Place&
   if (!semaphores.ok()) return semaphores.status();
   auto layout = std::make_shared<Layout>();
   layout->memory.semaphores = *std::move(semaphores);
-  layout->reservation = *std::move(reserved);
-  layout->descriptors = std::move(descriptors);
+  layout->charge = std::make_shared<Charge>(Charge{*std::move(reserved), std::move(descriptors)});
   return layout;
 }
 
@@ -211,31 +213,39 @@ absl::Status Session::ArenaMapped(std::uint32_t channel) {
                      absl::StrCat("ArenaMapped for channel ", channel,
                                   ", which is not assigned or is mapped already"));
   }
-  executor_->Run(identity_.process.tenant(), [self = shared_from_this(), channel, layout] {
-    if (layout->memory.gpu != nullptr) {
-      const absl::Status taken = self->job_->ArenaMapped(
-          self->identity_.session(), channel,
-          RankMemory{layout, nullptr, layout->memory.semaphores, layout->memory.gpu, 0});
-      if (!taken.ok()) self->End(taken);
-      return;
-    }
-    const std::shared_ptr<HostArena>& arena = layout->memory.arena;
-    absl::Status status = arena->Accept();
-    if (status.ok()) status = layout->memory.semaphores->Accept();
-    if (status.code() == absl::StatusCode::kFailedPrecondition) {
-      status = MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
-                         absl::StrCat("rank ", self->rank(), " sent ArenaMapped for channel ",
-                                      channel, ", but ", status.message()),
-                         {{field::kRank, self->rank()}, {field::kChannel, channel}});
-    }
-    if (status.ok()) {
-      status = self->job_->ArenaMapped(
-          self->identity_.session(), channel,
-          RankMemory{layout, arena->data(), layout->memory.semaphores, nullptr, arena->bytes()});
-    }
-    if (!status.ok()) self->End(status);
-  });
+  MapLater(channel, layout);
   return absl::OkStatus();
+}
+
+void Session::MapLater(std::uint32_t channel, const std::shared_ptr<Layout>& layout) {
+  // Weak, so that the turns end when the layout does: the job has released its memory.
+  const std::weak_ptr<Layout> weak = layout;
+  executor_->Run(identity_.process.tenant(), [self = shared_from_this(), channel, weak] {
+    const std::shared_ptr<Layout> live = weak.lock();
+    if (live != nullptr) self->MapNext(channel, live);
+  });
+}
+
+void Session::MapNext(std::uint32_t channel, const std::shared_ptr<Layout>& layout) {
+  const LayoutMemory& memory = layout->memory;
+  RankMemory mapped{layout, nullptr, memory.semaphores, memory.gpu, 0};
+  absl::Status status;
+  if (memory.gpu == nullptr) {
+    const absl::StatusOr<bool> accepted = memory.arena->AcceptNext(limits_.turn_bytes);
+    if (accepted.ok() && !*accepted) return MapLater(channel, layout);
+    status = accepted.status();
+    if (status.ok()) status = memory.semaphores->Accept();
+    mapped.data = memory.arena->data();
+    mapped.bytes = memory.arena->bytes();
+  }
+  if (status.code() == absl::StatusCode::kFailedPrecondition) {
+    status = MakeError(absl::StatusCode::kFailedPrecondition, reason::kArenaNotPopulated,
+                       absl::StrCat("rank ", rank(), " sent ArenaMapped for channel ", channel,
+                                    ", but ", status.message()),
+                       {{field::kRank, rank()}, {field::kChannel, channel}});
+  }
+  if (status.ok()) status = job_->ArenaMapped(identity_.session(), channel, std::move(mapped));
+  if (!status.ok()) End(status);
 }
 
 absl::StatusOr<StagingMemory> Session::Staging() {

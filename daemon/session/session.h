@@ -52,6 +52,8 @@ struct SessionLimits {
   std::uint64_t lease_ns = 0;
   std::size_t layouts = 0;
   DescriptorQuota* descriptors = nullptr;  // null: not bounded
+  // Of an arena, mapped or unmapped in one turn; other values are for tests.
+  std::size_t turn_bytes = HostArena::kTurnBytes;
 };
 
 // The source of GPU memory, and the quota that it counts against. Both outlive the sessions.
@@ -88,9 +90,9 @@ class Session : public std::enable_shared_from_this<Session> {
   using Registered = std::function<void(absl::StatusOr<Registration>)>;
   void RegisterLayout(LayoutRequest request, Registered registered);
 
-  // The client has populated and sealed the arena. The executor checks that, and calls the job. A
-  // failure there ends the session. FAILED_PRECONDITION: the channel has no arena, or this is the
-  // second call for it.
+  // The client has populated and sealed the arena. The executor checks that, maps the arena in
+  // turns, and calls the job. A failure there ends the session. If the layout ends first, nothing
+  // more happens. FAILED_PRECONDITION: the channel has no arena, or this is the second call for it.
   absl::Status ArenaMapped(std::uint32_t channel);
   // Returns the staging memory, mapped. FAILED_PRECONDITION: it is not populated.
   absl::StatusOr<StagingMemory> Staging();
@@ -122,11 +124,15 @@ class Session : public std::enable_shared_from_this<Session> {
   std::vector<GpuUse> gpu_uses() const;
 
  private:
-  // The job holds it, and frees it when the layout ends.
-  struct Layout {
-    // Declared before `memory`, so given back after the memory is freed.
+  // What a layout takes of the user's quotas.
+  struct Charge {
     ArenaQuota::Reservation reservation;
     std::shared_ptr<void> descriptors;
+  };
+  // The job holds it, and frees it when the layout ends.
+  struct Layout {
+    // Given back when the memory is free: its arena has a reference, too.
+    std::shared_ptr<Charge> charge;
     LayoutMemory memory;
     std::atomic<bool> mapping{false};
   };
@@ -134,6 +140,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // Runs `work` later, when the memory that the user's sessions and the job have released so far is
   // free.
   void AfterReleases(std::function<void()> work);
+  // Queues the next turn of ArenaMapped().
+  void MapLater(std::uint32_t channel, const std::shared_ptr<Layout>& layout);
+  // One such turn. After the last one, the job gets the memory.
+  void MapNext(std::uint32_t channel, const std::shared_ptr<Layout>& layout);
   // Null: the layout has ended, or was never this session's.
   std::shared_ptr<Layout> Find(std::uint32_t channel) const;
   // Where the memory of a layout goes.

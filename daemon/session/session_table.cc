@@ -128,23 +128,23 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   join.client = request.client;
   join.message = request.message;
   EndIfProcessEnded(join);
-  finder_->Join(
-      join, sink,
-      [this, process, join, sink, staging, hold = request.options.Holds(),
-       opened = std::move(opened)](absl::StatusOr<Joined> joined) {
-        const auto refuse = [&](const absl::Status& why) {
-          Note(process, why);
-          opened(why);
-        };
-        if (!joined.ok()) return refuse(joined.status());
-        auto session = std::make_shared<Session>(
-            SessionIdentity{process, join.incarnation, join.rank, join.client, clock_->NowNs(),
-                            joined->generation, join.key.Text(), hold},
-            SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session, descriptors_},
-            std::move(joined->job), sink, staging, quota_, executor_, gpus_);
-        Note(process, session);
-        opened(std::move(session));
-      });
+  finder_->Join(join, sink,
+                [this, process, join, sink, staging, hold = request.options.Holds(),
+                 opened = std::move(opened)](absl::StatusOr<Joined> joined) {
+                  const auto refuse = [&](const absl::Status& why) {
+                    Note(process, why);
+                    opened(why);
+                  };
+                  if (!joined.ok()) return refuse(joined.status());
+                  auto session = std::make_shared<Session>(
+                      SessionIdentity{process, join.incarnation, join.rank, join.client,
+                                      clock_->NowNs(), joined->generation, join.key.Text(), hold},
+                      SessionLimits{policy_.lease_ns, policy_.quota_layouts_per_session,
+                                    descriptors_, policy_.turn_bytes},
+                      std::move(joined->job), sink, staging, quota_, executor_, gpus_);
+                  Note(process, session);
+                  opened(std::move(session));
+                });
 }
 
 void SessionTable::EndIfProcessEnded(const JoinRequest& join) {

@@ -38,6 +38,7 @@ struct SessionPolicy {
   std::uint64_t staging_bytes = 32u << 20;
   std::size_t quota_sessions_per_user = 256;
   std::size_t quota_layouts_per_session = 64;
+  std::size_t turn_bytes = HostArena::kTurnBytes;  // SessionLimits::turn_bytes
 };
 
 // A decoded and validated OpenSession.

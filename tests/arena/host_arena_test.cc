@@ -67,6 +67,22 @@ int PunchHole(const HostArena& arena) {
   return fallocate(arena.fd(), mode, 0, static_cast<off_t>(kPage)) == 0 ? 0 : errno;
 }
 
+// How many pages of the arena this process has in its page tables.
+std::size_t MappedPages(const HostArena& arena) {
+  // /proc/self/pagemap: bit 63 of a page's entry says that this process maps it.
+  const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  EXPECT_GE(pagemap, 0);
+  std::size_t mapped = 0;
+  for (std::size_t page = 0; page < arena.bytes() / kPage; ++page) {
+    std::uint64_t entry = 0;
+    const auto address = reinterpret_cast<std::uintptr_t>(arena.data()) + page * kPage;
+    EXPECT_EQ(pread(pagemap, &entry, sizeof(entry), static_cast<off_t>(address / kPage * 8)), 8);
+    mapped += entry >> 63;
+  }
+  close(pagemap);
+  return mapped;
+}
+
 TEST(HostArenaTest, SizeIsRoundedUpToPages) {
   EXPECT_EQ(Create(1)->bytes(), kPage);
   EXPECT_EQ(Create(kPage)->bytes(), kPage);
@@ -204,16 +220,28 @@ TEST(HostArenaTest, AcceptingFillsThePageTables) {
   const std::shared_ptr<HostArena> arena = Create(16 * kPage);
   TrainerMapping(*arena).PopulateAndSeal();
   ASSERT_TRUE(arena->Accept().ok());
-  // /proc/self/pagemap: bit 63 of a page's entry says that this process maps it.
-  const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-  ASSERT_GE(pagemap, 0);
-  for (std::size_t page = 0; page < 16; ++page) {
-    std::uint64_t entry = 0;
-    const auto address = reinterpret_cast<std::uintptr_t>(arena->data()) + page * kPage;
-    ASSERT_EQ(pread(pagemap, &entry, sizeof(entry), static_cast<off_t>(address / kPage * 8)), 8);
-    EXPECT_NE(entry >> 63, 0u) << page;
+  EXPECT_EQ(MappedPages(*arena), 16u);
+}
+
+TEST(HostArenaTest, AcceptingInPiecesFillsThePageTables) {
+  const std::shared_ptr<HostArena> arena = Create(5 * kPage);
+  TrainerMapping(*arena).PopulateAndSeal();
+  for (const bool last : {false, false, true}) {
+    const absl::StatusOr<bool> accepted = arena->AcceptNext(2 * kPage);
+    ASSERT_TRUE(accepted.ok()) << accepted.status();
+    EXPECT_EQ(*accepted, last);
+    EXPECT_EQ(arena->data() != nullptr, last);
   }
-  close(pagemap);
+  EXPECT_EQ(MappedPages(*arena), 5u);
+  EXPECT_EQ(arena->AcceptNext(2 * kPage).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(HostArenaTest, FirstPieceOfAnUnpopulatedArenaIsRefused) {
+  const std::shared_ptr<HostArena> arena = Create(5 * kPage);
+  TrainerMapping(*arena).Populate(4 * kPage);
+  ASSERT_EQ(fcntl(arena->fd(), F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL), 0);
+  EXPECT_EQ(arena->AcceptNext(kPage).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(AllocatedBlocks(*arena), static_cast<std::int64_t>(4 * kPage / 512));
 }
 
 TEST(HostArenaTest, TrainersMappingOutlivesTheArena) {

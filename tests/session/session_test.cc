@@ -6,10 +6,12 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/error.h"
@@ -130,6 +132,92 @@ TEST_F(SessionTest, MappingAfterTheSessionsEndChangesNothing) {
   opened->End(MakeError(kAborted, reason::kProcessEnded, "killed by the test"));
   RunAll();
   ExpectError(opened.end(), kAborted, "PROCESS_ENDED", {"killed by the test"});
+}
+
+// ---- Turns
+
+// A turn maps or unmaps one page.
+class TurnsTest : public SessionFixture {
+ protected:
+  static constexpr std::size_t kPageBytes = 4096;
+
+  TurnsTest() : SessionFixture(OnePagePerTurn()) {}
+  static SessionPolicy OnePagePerTurn() {
+    SessionPolicy policy = Policy();
+    policy.turn_bytes = kPageBytes;
+    return policy;
+  }
+  // Registers a layout of one bucket with so many pages. Its arena is populated, and will be
+  // mapped.
+  Session::Registration BeginToMap(const Opened& opened, std::size_t pages) {
+    Session::Registration registration =
+        Register(opened, Layout(pages * kPageBytes / sizeof(float)));
+    Populate(registration.memory);
+    EXPECT_TRUE(opened->ArenaMapped(registration.channel).ok());
+    return registration;
+  }
+};
+
+TEST_F(TurnsTest, ArenaIsMappedInTurns) {
+  const Opened opened = Open(0, 1);
+  const auto registration = BeginToMap(opened, 3);
+  int turns = 0;
+  for (; executor_.pending() > 0; ++turns) {
+    EXPECT_EQ(executor_.pending(), 1u);
+    EXPECT_EQ(registration.memory.arena->data(), nullptr);
+    EXPECT_TRUE(opened.sink->Of<LayoutReadyMessage>().empty());
+    executor_.RunNext();
+  }
+  EXPECT_EQ(turns, 3);
+  EXPECT_NE(registration.memory.arena->data(), nullptr);
+  EXPECT_EQ(opened.sink->Of<LayoutReadyMessage>().size(), 1u);
+}
+
+TEST_F(TurnsTest, MappingEndsWithTheLayout) {
+  const Opened opened = Open(0, 1);
+  const std::weak_ptr<HostArena> arena = BeginToMap(opened, 3).memory.arena;
+  executor_.RunNext();
+  opened->End(MakeError(kAborted, reason::kProcessEnded, "killed by the test"));
+  copier_.RunAll();
+  EXPECT_TRUE(arena.expired());
+  EXPECT_EQ(quota_.bytes_of(Tenant(kUser)), kStagingBytes);
+  EXPECT_EQ(executor_.pending(), 1u);
+  RunAll();
+  ExpectError(opened.end(), kAborted, "PROCESS_ENDED", {"killed by the test"});
+}
+
+TEST_F(TurnsTest, ArenaIsUnmappedInTurnsAndCountsUntilTheLastOne) {
+  const Opened opened = Open(0, 1);
+  std::byte* data = nullptr;
+  {
+    const auto registration = BeginToMap(opened, 3);
+    RunAll();
+    data = registration.memory.arena->data();
+    ASSERT_NE(data, nullptr);
+    ASSERT_TRUE(
+        opened.job().ReleaseLayout(opened->identity().session(), registration.channel).ok());
+  }
+  std::vector<int> mapped{3};  // pages, as they become fewer
+  while (copier_.pending() > 0) {
+    EXPECT_GT(quota_.bytes_of(Tenant(kUser)), kStagingBytes);
+    copier_.RunNext();
+    int pages = 0;
+    for (std::size_t page = 0; page < 3; ++page) {
+      if (msync(data + page * kPageBytes, kPageBytes, MS_ASYNC) == 0) ++pages;
+    }
+    if (pages != mapped.back()) mapped.push_back(pages);
+  }
+  EXPECT_EQ(mapped, (std::vector<int>{3, 2, 1, 0}));
+  EXPECT_EQ(quota_.bytes_of(Tenant(kUser)), kStagingBytes);
+}
+
+TEST_F(TurnsTest, RegistrationWithoutRoomWaitsForTheLastTurn) {
+  const Opened opened = Open(0, 1);
+  constexpr std::size_t kPages = kQuotaBytes / 4 * 3 / kPageBytes;
+  const std::uint32_t channel = BeginToMap(opened, kPages).channel;
+  RunAll();
+  ASSERT_TRUE(opened.job().ReleaseLayout(opened->identity().session(), channel).ok());
+  Register(opened, Layout(kPages * kPageBytes / sizeof(float)));
 }
 
 // ---- Quotas
