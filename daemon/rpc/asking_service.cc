@@ -81,14 +81,17 @@ struct AskingService::Parts {
       std::function<absl::StatusOr<Out>(const ClientProcess&, const In&)> answer) {
     return Method<In, Out>(kIntrospection, name,
                            [this, answer = std::move(answer)](
-                               const auto& stream, const ClientProcess& asker, const In& request) {
-                             executor->Run(asker.tenant(), [this, stream, answer, asker, request] {
-                               absl::StatusOr<Out> out = answer(asker, request);
-                               if (!out.ok()) return stream->Refuse(out.status());
-                               auto charge = ChargeFor(BytesOf(*out), asker.tenant());
-                               if (!charge.ok()) return stream->Refuse(charge.status());
-                               stream->AnswerLast(*std::move(out), *std::move(charge));
-                             });
+                               const auto& stream, const ClientProcess& caller, const In& message) {
+                             // Nobody is charged for a request that waits, so it must be short.
+                             executor->Run(
+                                 caller.tenant(), [this, stream = stream, answer, asker = caller,
+                                                   request = WithoutUnknownFields(message)] {
+                                   absl::StatusOr<Out> out = answer(asker, request);
+                                   if (!out.ok()) return stream->Refuse(out.status());
+                                   auto charge = ChargeFor(BytesOf(*out), asker.tenant());
+                                   if (!charge.ok()) return stream->Refuse(charge.status());
+                                   stream->AnswerLast(*std::move(out), *std::move(charge));
+                                 });
                            });
   }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "daemon/base/error.h"
+#include "daemon/rpc/message_memory.h"
 #include "proto/gradsync/limits.h"
 #include "proto/gradsync/shared_memory.h"
 
@@ -258,9 +259,8 @@ absl::StatusOr<OpenRequest> DecodeOpen(const v1::OpenSession& message, std::uint
   const std::uint64_t patience_ms = message.timeout_ms() == 0 ? kPatienceMs : message.timeout_ms();
   request.patience_ns = std::min(patience_ms, kLongestPatienceMs) * kNsPerMs;
   if (!request.coordinator.empty()) {
-    // It is kept as long as the session. Unknown fields can take many times their size.
-    auto kept = std::make_shared<v1::OpenSession>(message);
-    kept->DiscardUnknownFields();
+    // It is kept as long as the session.
+    auto kept = std::make_shared<v1::OpenSession>(WithoutUnknownFields(message));
     kept->clear_token();
     kept->clear_coordinator();
     request.message = std::move(kept);

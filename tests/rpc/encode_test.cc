@@ -62,6 +62,22 @@ TEST(QueuedBytesTest, CountsTheTextOfAnError) {
   EXPECT_LE(QueuedBytes(OperationDoneMessage{1}), 1000u);
 }
 
+// An empty group has 2 bytes on the wire, and takes about 50 in memory.
+TEST(WithoutUnknownFieldsTest, KeepsWhatIsKnownAndNoMemoryOfTheRest) {
+  v1::OpenSession known;
+  known.set_job_id("run");
+  known.mutable_options()->set_step_timeout_ms(7);
+  v1::OpenSession message = known;
+  std::string groups;
+  for (int i = 0; i < 1000; ++i) groups += "\x5B\x5C";  // field 11 begins and ends
+  ASSERT_TRUE(message.MergeFromString(groups));
+  ASSERT_TRUE(message.mutable_options()->MergeFromString(groups));
+  ASSERT_GT(MemoryOf(message), MemoryOf(known) + 2000 * 16);
+  const v1::OpenSession kept = WithoutUnknownFields(message);
+  EXPECT_EQ(kept.SerializeAsString(), known.SerializeAsString());
+  EXPECT_EQ(MemoryOf(kept), MemoryOf(known));
+}
+
 TEST(QueuedBytesTest, CountsTheMemoryOfAForwardedMessage) {
   EXPECT_GE(QueuedBytes(ForwardedMessage{nullptr, 10'000}), 10'000u);
 }
