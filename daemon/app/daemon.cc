@@ -207,7 +207,9 @@ struct Daemon::Rooms {
   DescriptorQuota descriptors{DescriptorQuota::PerUserOfProcess()};
   std::unique_ptr<PeerService> peers;  // null: no other nodes
   Connections connections{&descriptors};
-  FairExecutor answerer{kAnswerers};  // works out answers of Introspection
+  // Works out answers of Introspection, from the rooms above and from `servers`. So ~Daemon()
+  // finishes it before it destroys any of them.
+  std::unique_ptr<FairExecutor> answerer = std::make_unique<FairExecutor>(kAnswerers);
   std::unique_ptr<UserServers> servers;
   std::unique_ptr<AcceptLoop> accept_loop;
 };
@@ -249,7 +251,7 @@ void Daemon::Rooms::MakeServers() {
   environment.sessions = {&sessions, &clock, DecodeLimitsOf(options),
                           absl::StrCat("gradsyncd ", kVersion), &control_quota};
   environment.connections = &connections;
-  environment.answerer = &answerer;
+  environment.answerer = answerer.get();
   environment.reaper = &errands;
   IntrospectionContext& context = environment.introspection;
   context.sessions = &sessions;
@@ -382,6 +384,8 @@ Daemon::~Daemon() {
   r.accept_loop.reset();  // no new connection, no tick
   guard_->Enter("stopping the users' servers");
   r.servers->Stop();  // cancels the streams that are left
+  guard_->Enter("finishing the answers");
+  r.answerer.reset();
   guard_->Enter("leaving the other nodes");
   r.peers.reset();
   guard_->Enter("stopping the workers");

@@ -50,6 +50,16 @@ std::size_t BytesOf(const google::protobuf::Message& answer) {
   return MemoryOf(answer) + answer.ByteSizeLong();
 }
 
+// A client may ask for long answers and read none.
+absl::StatusOr<ArenaQuota::Reservation> ChargeFor(std::size_t bytes, const MemoryAccount& asker) {
+  if (bytes <= kFreeAnswerBytes) return ArenaQuota::Reservation();
+  auto charge = asker.Reserve(bytes);
+  if (charge.ok()) return charge;
+  return MakeError(charge.status().code(), DetailsOf(charge.status()),
+                   absl::StrCat("the answer is too long: ", charge.status().message(),
+                                ". Ask about one job, or about fewer steps."));
+}
+
 }  // namespace
 
 struct AskingService::Parts {
@@ -59,7 +69,7 @@ struct AskingService::Parts {
         executor(the_executor),
         memory(context.control_quota),
         clock(context.clock),
-        answers(std::move(context)) {}
+        answers(std::make_shared<const IntrospectionAnswers>(std::move(context))) {}
 
   template <class In, class Out>
   QuestionMethod<In, Out> Method(const std::string& service, const std::string& name,
@@ -74,35 +84,26 @@ struct AskingService::Parts {
     return method;
   }
 
-  // Answers on the executor's threads: `answer` locks jobs, and may wait for workers.
+  // Answers on the executor's threads: `answer` locks jobs, and may wait for workers. The service
+  // may have ended meanwhile, so the work uses nothing of it.
   template <class In, class Out>
   QuestionMethod<In, Out> Later(
       const std::string& name,
       std::function<absl::StatusOr<Out>(const ClientProcess&, const In&)> answer) {
-    return Method<In, Out>(kIntrospection, name,
-                           [this, answer = std::move(answer)](
-                               const auto& stream, const ClientProcess& caller, const In& message) {
-                             // Nobody is charged for a request that waits, so it must be short.
-                             executor->Run(
-                                 caller.tenant(), [this, stream = stream, answer, asker = caller,
-                                                   request = WithoutUnknownFields(message)] {
-                                   absl::StatusOr<Out> out = answer(asker, request);
-                                   if (!out.ok()) return stream->Refuse(out.status());
-                                   auto charge = ChargeFor(BytesOf(*out), asker.tenant());
-                                   if (!charge.ok()) return stream->Refuse(charge.status());
-                                   stream->AnswerLast(*std::move(out), *std::move(charge));
-                                 });
-                           });
-  }
-
-  // A client may ask for long answers and read none.
-  absl::StatusOr<ArenaQuota::Reservation> ChargeFor(std::size_t bytes, const Tenant& asker) {
-    if (bytes <= kFreeAnswerBytes) return ArenaQuota::Reservation();
-    auto charge = MemoryAccount{memory, asker}.Reserve(bytes);
-    if (charge.ok()) return charge;
-    return MakeError(charge.status().code(), DetailsOf(charge.status()),
-                     absl::StrCat("the answer is too long: ", charge.status().message(),
-                                  ". Ask about one job, or about fewer steps."));
+    return Method<In, Out>(
+        kIntrospection, name,
+        [this, answer = std::move(answer)](const auto& stream, const ClientProcess& caller,
+                                           const In& message) {
+          // Nobody is charged for a request that waits, so it must be short.
+          executor->Run(caller.tenant(), [memory = memory, stream = stream, answer, asker = caller,
+                                          request = WithoutUnknownFields(message)] {
+            absl::StatusOr<Out> out = answer(asker, request);
+            if (!out.ok()) return stream->Refuse(out.status());
+            auto charge = ChargeFor(BytesOf(*out), {memory, asker.tenant()});
+            if (!charge.ok()) return stream->Refuse(charge.status());
+            stream->AnswerLast(*std::move(out), *std::move(charge));
+          });
+        });
   }
 
   QuestionMethod<HealthCheckRequest, HealthCheckResponse> Check() {
@@ -145,7 +146,7 @@ struct AskingService::Parts {
   UserExecutor* const executor;
   ArenaQuota* const memory;
   const Clock* const clock;
-  const IntrospectionAnswers answers;
+  const std::shared_ptr<const IntrospectionAnswers> answers;  // the executor's work owns it, too
   HealthAnswers health{std::set<std::string>{kGradientSync, kIntrospection}};
   StreamCount streams;  // with those that wait for the next call
 
@@ -160,18 +161,24 @@ struct AskingService::Parts {
   QuestionDesk<HealthCheckRequest, HealthCheckResponse> watch{Watch(), &streams};
   QuestionDesk<v1::GetStatusRequest, v1::GetStatusResponse> status{
       Later<v1::GetStatusRequest, v1::GetStatusResponse>(
-          "GetStatus", [this](const ClientProcess& asker,
-                              const auto& request) { return answers.Status(asker, request); }),
+          "GetStatus",
+          [answers = answers](const ClientProcess& asker, const auto& request) {
+            return answers->Status(asker, request);
+          }),
       &streams};
   QuestionDesk<v1::GetStatsRequest, v1::GetStatsResponse> stats{
       Later<v1::GetStatsRequest, v1::GetStatsResponse>(
-          "GetStats", [this](const ClientProcess& asker,
-                             const auto& request) { return answers.Stats(asker, request); }),
+          "GetStats",
+          [answers = answers](const ClientProcess& asker, const auto& request) {
+            return answers->Stats(asker, request);
+          }),
       &streams};
   QuestionDesk<v1::GetTimelineRequest, v1::GetTimelineResponse> timeline{
       Later<v1::GetTimelineRequest, v1::GetTimelineResponse>(
-          "GetTimeline", [this](const ClientProcess& asker,
-                                const auto& request) { return answers.Timeline(asker, request); }),
+          "GetTimeline",
+          [answers = answers](const ClientProcess& asker, const auto& request) {
+            return answers->Timeline(asker, request);
+          }),
       &streams};
   QuestionDesk<ServerReflectionRequest, ServerReflectionResponse> reflection{Reflection(),
                                                                              &streams};

@@ -25,7 +25,8 @@ namespace gradsync::daemon {
 class AskingService {
  public:
   // `connections`, `executor` and the context's objects outlive the service. The executor works out
-  // the answers that lock jobs or wait for workers.
+  // the answers that lock jobs or wait for workers. Its work may end after the service, and uses
+  // the context's objects until then.
   AskingService(IntrospectionContext context, const Connections* connections,
                 UserExecutor* executor);
   ~AskingService();

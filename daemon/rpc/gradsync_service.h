@@ -25,7 +25,7 @@ namespace gradsync::daemon {
 // Legal calls: Register Start (Tick | Idle)* Stop. Tick and Idle are thread-safe.
 class GradsyncService {
  public:
-  // `connections` and the context's objects outlive the service.
+  // `connections` and the context's objects outlive the service and its streams.
   GradsyncService(SessionContext context, const Connections* connections);
 
   // Called before the server is built.

@@ -34,7 +34,8 @@ class QuestionDesk {
 
   // `streams` outlives it.
   QuestionDesk(QuestionMethod<In, Out> method, StreamCount* streams)
-      : method_(std::move(method)), streams_(streams) {}
+      : method_(std::make_shared<const QuestionMethod<In, Out>>(std::move(method))),
+        streams_(streams) {}
 
   // `index`: of the method in `service`.
   void Start(StreamService* service, int index, grpc::ServerCompletionQueue* queue) {
@@ -57,7 +58,7 @@ class QuestionDesk {
       if (stream.get() == added || stream->gave_way() || stream->user() != added->user()) continue;
       others.push_back(stream.get());
     }
-    if (others.size() < method_.per_user) return;
+    if (others.size() < method_->per_user) return;
     std::vector<OpenCall> calls;
     for (Stream* const other : others) calls.push_back({other->pid(), other->AnswerIsDue()});
     const auto ends = CallToEnd(calls, added->pid());
@@ -65,10 +66,10 @@ class QuestionDesk {
     added->Refuse(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
         absl::StrCat("user ", added->user()->Text(), " waits for ", others.size(), " answers of ",
-                     method_.name, ", as many as a user may; ask again when one has come")));
+                     method_->name, ", as many as a user may; ask again when one has come")));
   }
 
-  const QuestionMethod<In, Out> method_;
+  const std::shared_ptr<const QuestionMethod<In, Out>> method_;
   StreamCount* const streams_;
   StreamAcceptor<Stream> acceptor_;
 };

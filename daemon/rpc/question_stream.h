@@ -33,7 +33,8 @@ namespace gradsync::daemon {
 template <class In, class Out>
 class QuestionStream;
 
-// What the calls of one method have in common. Constant. Its objects outlive the streams.
+// What the calls of one method have in common. Constant. The streams own it, since an answer may
+// come after the service has ended. Its objects outlive the streams.
 template <class In, class Out>
 struct QuestionMethod {
   std::string name;  // "gradsync.v1.Introspection/GetStatus"
@@ -61,8 +62,11 @@ template <class In, class Out>
 class QuestionStream final : public ServerStream<In, Out> {
  public:
   // Holds `counted` as long as it exists.
-  QuestionStream(const QuestionMethod<In, Out>& method, std::shared_ptr<void> counted)
-      : ServerStream<In, Out>(kAnswersUnread), method_(method), counted_(std::move(counted)) {}
+  QuestionStream(std::shared_ptr<const QuestionMethod<In, Out>> method,
+                 std::shared_ptr<void> counted)
+      : ServerStream<In, Out>(kAnswersUnread),
+        method_(std::move(method)),
+        counted_(std::move(counted)) {}
 
   // ---- Answers to `ask`
   void Answer(Out answer) {
@@ -101,23 +105,23 @@ class QuestionStream final : public ServerStream<In, Out> {
   // Ends the call if its client takes too long.
   void Tick(std::uint64_t now_ns) {
     const bool overdue =
-        method_.patience_ns != 0 && now_ns > heard_ns_.load() + method_.patience_ns;
+        method_->patience_ns != 0 && now_ns > heard_ns_.load() + method_->patience_ns;
     if (overdue && !AnswerIsDue()) GiveWay();
   }
 
  private:
   // From now on the client has time to read.
   void NoteAnswer() {
-    heard_ns_.store(method_.clock->NowNs());
+    heard_ns_.store(method_->clock->NowNs());
     due_.store(false);
   }
   std::shared_ptr<ClientInput> CallersInput() const override {
-    return method_.connections->Input(this->caller());
+    return method_->connections->Input(this->caller());
   }
 
   void OnAccepted() override {
-    heard_ns_.store(method_.clock->NowNs());
-    asker_ = method_.connections->Find(this->caller());
+    heard_ns_.store(method_->clock->NowNs());
+    asker_ = method_->connections->Find(this->caller());
     if (asker_.has_value()) return;
     this->QueueEnd(
         MakeError(absl::StatusCode::kUnavailable, reason::kCredentials,
@@ -125,27 +129,27 @@ class QuestionStream final : public ServerStream<In, Out> {
   }
 
   void OnMessage(const In& request) override {
-    if (this->Ended() || (method_.asks_once && asked_)) return;
+    if (this->Ended() || (method_->asks_once && asked_)) return;
     asked_ = true;
     due_.store(true);
-    heard_ns_.store(method_.clock->NowNs());
-    method_.ask(std::static_pointer_cast<QuestionStream>(this->shared_from_this()), *asker_,
-                request);
+    heard_ns_.store(method_->clock->NowNs());
+    method_->ask(std::static_pointer_cast<QuestionStream>(this->shared_from_this()), *asker_,
+                 request);
   }
 
   void OnEnd(const absl::Status& /*end*/) override {
-    if (asked_ || !method_.asks_once) return;
+    if (asked_ || !method_->asks_once) return;
     this->QueueEnd(MakeError(absl::StatusCode::kInvalidArgument, reason::kMalformed,
-                             absl::StrCat(method_.name, " without a request")));
+                             absl::StrCat(method_->name, " without a request")));
   }
   // A client that asks once half-closes before it has the answer.
-  bool EndsByItself() const override { return method_.asks_once; }
+  bool EndsByItself() const override { return method_->asks_once; }
   bool AsksForDone() const override { return true; }
 
   std::size_t BytesOf(const Out& answer) const override { return MemoryOf(answer); }
   void ToWire(Out answer, Out* out) override { *out = std::move(answer); }
 
-  const QuestionMethod<In, Out>& method_;
+  const std::shared_ptr<const QuestionMethod<In, Out>> method_;
   const std::shared_ptr<void> counted_;
   std::optional<ClientProcess> asker_;  // constant after OnAccepted()
   std::atomic<std::uint64_t> heard_ns_{

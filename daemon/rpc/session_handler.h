@@ -87,7 +87,7 @@ class SessionHandler final : public std::enable_shared_from_this<SessionHandler>
   // Ends the stream of a client that has no session.
   void Refuse(const absl::Status& why);
 
-  const SessionContext& context_;
+  const SessionContext context_;  // a copy: a session may open after the service has ended
   const ClientProcess process_;
   const std::weak_ptr<SessionReplies> replies_;
 

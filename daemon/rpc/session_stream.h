@@ -30,7 +30,8 @@ class SessionStream final
     : public ServerStream<v1::SessionRequest, v1::SessionResponse, SessionItem>,
       public SessionReplies {
  public:
-  // `context` and `connections` outlive the stream. It holds `counted` as long as it exists.
+  // The context's objects and `connections` outlive the stream. It holds `counted` as long as it
+  // exists.
   SessionStream(const SessionContext& context, const Connections& connections,
                 std::shared_ptr<void> counted);
 
@@ -61,7 +62,7 @@ class SessionStream final
   void Drained(std::size_t* granted) override;
   void ToWire(SessionItem item, v1::SessionResponse* response) override;
 
-  const SessionContext& context_;
+  const SessionContext context_;  // a copy: jobs may own the stream after the service has ended
   const Connections& connections_;
   const std::shared_ptr<void> counted_;
   // Constant after OnAccepted(). Null if the caller is unknown; then the stream has ended.

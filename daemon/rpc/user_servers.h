@@ -61,7 +61,7 @@ class UserServers {
     std::chrono::milliseconds watch_period = kWatchPeriod;
   };
   explicit UserServers(Environment environment);
-  // Requires Stop().
+  // Requires Stop(), and that the answerer has done its work after that: it asks for `open_calls`.
   ~UserServers();
 
   // Gives a connection to its user's server. A thread of the user calls AddInsecureChannelFromFd()

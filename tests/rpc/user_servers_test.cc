@@ -10,12 +10,15 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "daemon/arena/arena_quota.h"
 #include "daemon/base/clock.h"
@@ -23,8 +26,14 @@
 #include "daemon/base/fair_executor.h"
 #include "daemon/base/tenant.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/job/job_port.h"
+#include "daemon/job/job_table.h"
+#include "daemon/rpc/node_status_source.h"
+#include "daemon/rpc/session_handler.h"
 #include "gradsync/v1/gradsync.grpc.pb.h"
 #include "gradsync/v1/introspection.grpc.pb.h"
+#include "proto/gradsync/limits.h"
+#include "proto/gradsync/shared_memory.h"
 #include "tests/attack/raw_http2.h"
 #include "tests/kit/child_process.h"
 #include "tests/kit/deadline.h"
@@ -60,11 +69,33 @@ class GatedClock final : public Clock {
   Gate* const gate_;
 };
 
+// Whoever asks for the jobs of other nodes waits until the gate opens.
+class GatedNodes final : public NodeStatusSource {
+ public:
+  // `gate` outlives it.
+  explicit GatedNodes(Gate* gate) : gate_(gate) {}
+  JobNodes NodesOf(const Job&) override { return {}; }
+  std::vector<RemoteJobSnapshot> RemoteJobs(RemoteJobFilter) override {
+    asked_.Open();
+    gate_->Wait();
+    return {};
+  }
+  // Waits until somebody asks for them.
+  void AwaitQuestion() { asked_.Wait(); }
+
+ private:
+  Gate* const gate_;
+  Gate asked_;
+};
+
 class UserServersTest : public SessionFixture {
  protected:
-  UserServersTest() : UserServersTest(UserServers::kWatchPeriod) { streams_begin_.Open(); }
+  UserServersTest() : UserServersTest(UserServers::kWatchPeriod) {
+    streams_begin_.Open();
+    answers_go_on_.Open();
+  }
   // The caller opens streams_begin_: until then the server takes one call of GradientSync, and the
-  // others wait in gRPC.
+  // others wait in gRPC. It also opens answers_go_on_: until then GetStatus is not answered.
   explicit UserServersTest(std::chrono::milliseconds watch_period)
       : servers_(MakeEnvironment(watch_period)) {}
 
@@ -79,6 +110,7 @@ class UserServersTest : public SessionFixture {
   static void SetUpTestSuite() { grpc_init(); }
   void TearDown() override {
     streams_begin_.Open();
+    answers_go_on_.Open();
     servers_.Stop();
     SessionFixture::TearDown();
   }
@@ -126,6 +158,8 @@ class UserServersTest : public SessionFixture {
 
   Gate streams_begin_;
   const GatedClock stream_clock_{&clock_, &streams_begin_};
+  Gate answers_go_on_;
+  GatedNodes nodes_{&answers_go_on_};
   ArenaQuota gpu_quota_{1 << 20};
   ArenaQuota control_quota_{kControlQuota, kOption, "memory"};
   ArenaQuota engine_quota_{1 << 20};
@@ -149,6 +183,7 @@ class UserServersTest : public SessionFixture {
     environment.introspection.control_quota = &control_quota_;
     environment.introspection.engine_quota = &engine_quota_;
     environment.introspection.clock = &clock_;
+    environment.introspection.nodes = &nodes_;
     environment.introspection.warnings.assign(kWarnings, "w");
     environment.connections = &connections_;
     environment.answerer = &answerer_;
@@ -343,6 +378,81 @@ TEST_F(UserServersTest, ClientThatReadsNothingDoesNotHoldTheStop) {
   EXPECT_TRUE(Soon([&] { return stopped.load(); }));
   { const attack::RawHttp2 ends = std::move(client); }
   stop.join();
+}
+
+class LateAnswerTest : public UserServersTest {
+ protected:
+  LateAnswerTest() : UserServersTest(UserServers::kWatchPeriod) { streams_begin_.Open(); }
+};
+
+// The stop waits for kStopPatience, and then goes on. AddressSanitizer sees what the answer uses.
+TEST_F(LateAnswerTest, AnswerMayComeAfterItsServerHasEnded) {
+  const auto stub = StubOf(Connect(kAlice));
+  std::thread alice([&] { EXPECT_FALSE(Ask(stub.get(), &Stub::GetStatus).ok()); });
+  nodes_.AwaitQuestion();
+  servers_.Stop();
+  alice.join();
+  Gate answered;
+  answerer_.Run(Tenant(kAlice), [&] { answered.Open(); });  // after the answer
+  answers_go_on_.Open();
+  answered.Wait();
+  EXPECT_EQ(Charged(kAlice), 0u);
+}
+
+// Joins a rank when the test says so. Another node may take as long.
+class LateFinder final : public JobFinder {
+ public:
+  void Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
+            std::function<void(absl::StatusOr<Joined>)> joined) override {
+    request_ = request;
+    sink_ = std::move(sink);
+    joined_ = std::move(joined);
+  }
+  void JoinNow(JobTable* jobs) { jobs->Join(request_, std::move(sink_), std::move(joined_)); }
+
+ private:
+  JoinRequest request_;
+  std::shared_ptr<SessionSink> sink_;
+  std::function<void(absl::StatusOr<Joined>)> joined_;
+};
+
+// Keeps the answers to a trainer.
+class RecordingReplies final : public SessionReplies {
+ public:
+  void Queue(SessionMessage) override {}
+  void Flush() override {}
+  void Respond(v1::SessionResponse response) override { answers_.push_back(std::move(response)); }
+  absl::Status TryRespond(v1::SessionResponse response) override {
+    Respond(std::move(response));
+    return absl::OkStatus();
+  }
+  const std::vector<v1::SessionResponse>& answers() const { return answers_; }
+
+ private:
+  std::vector<v1::SessionResponse> answers_;
+};
+
+TEST_F(UserServersTest, SessionMayOpenAfterItsServerHasEnded) {
+  LateFinder finder;
+  sessions_.JoinThrough(&finder);
+  SessionContext context;
+  context.sessions = &sessions_;
+  context.clock = &clock_;
+  const auto replies = std::make_shared<RecordingReplies>();
+  const auto handler = std::make_shared<SessionHandler>(context, Client(), replies);
+  v1::SessionRequest request;
+  v1::OpenSession* const open = request.mutable_open_session();
+  open->mutable_protocol()->set_oldest(kProtocolOldest);
+  open->mutable_protocol()->set_newest(kProtocolNewest);
+  open->set_shared_memory_abi(kSharedMemoryAbi);
+  open->set_job_id("run");
+  open->set_world_size(1);
+  handler->Handle(request);
+  context = SessionContext();  // as if it had ended with the server
+  finder.JoinNow(&jobs_);
+  sessions_.JoinThrough(&jobs_);
+  ASSERT_EQ(replies->answers().size(), 1u);
+  EXPECT_TRUE(replies->answers().front().has_session_opened());
 }
 
 }  // namespace
