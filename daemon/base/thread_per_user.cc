@@ -3,7 +3,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/status/statusor.h"
 #include "daemon/base/thread.h"
 
 namespace gradsync::daemon {
@@ -17,6 +16,30 @@ ThreadPerUser::~ThreadPerUser() {
 
 absl::Status ThreadPerUser::Run(const Tenant& user, std::function<void()> work) {
   MutexLock lock(&mutex_);
+  const absl::StatusOr<Queue*> queue = QueueLocked(user);
+  if (!queue.ok()) return queue.status();
+  (*queue)->work.push_back(std::move(work));
+  (*queue)->changed.NotifyOne();
+  return absl::OkStatus();
+}
+
+absl::Status ThreadPerUser::Keep(const Tenant& user) {
+  MutexLock lock(&mutex_);
+  const absl::StatusOr<Queue*> queue = QueueLocked(user);
+  if (!queue.ok()) return queue.status();
+  (*queue)->kept = true;
+  return absl::OkStatus();
+}
+
+void ThreadPerUser::Release(const Tenant& user) {
+  MutexLock lock(&mutex_);
+  const auto found = users_.find(user);
+  if (found == users_.end()) return;
+  found->second.kept = false;
+  found->second.changed.NotifyOne();
+}
+
+absl::StatusOr<ThreadPerUser::Queue*> ThreadPerUser::QueueLocked(const Tenant& user) {
   const auto [found, is_new] = users_.try_emplace(user);
   if (is_new) {
     absl::StatusOr<std::thread> thread = StartThread([this, user] { Serve(user); });
@@ -26,9 +49,7 @@ absl::Status ThreadPerUser::Run(const Tenant& user, std::function<void()> work) 
     }
     thread->detach();  // the destructor waits for its entry in users_
   }
-  found->second.work.push_back(std::move(work));
-  found->second.changed.NotifyOne();
-  return absl::OkStatus();
+  return &found->second;
 }
 
 void ThreadPerUser::Serve(const Tenant& user) {
@@ -36,8 +57,13 @@ void ThreadPerUser::Serve(const Tenant& user) {
   Queue& queue = users_[user];
   for (;;) {
     const auto until = std::chrono::steady_clock::now() + idle_;
-    while (queue.work.empty() && !stopping_) {
-      if (!queue.changed.WaitUntil(&mutex_, until)) break;
+    bool idle = false;  // it has had no work for a while
+    while (queue.work.empty() && !stopping_ && (queue.kept || !idle)) {
+      if (idle) {
+        queue.changed.Wait(&mutex_);
+      } else {
+        idle = !queue.changed.WaitUntil(&mutex_, until);
+      }
     }
     if (queue.work.empty()) break;
     std::function<void()> work = std::move(queue.work.front());

@@ -9,14 +9,15 @@
 #include <map>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/base/mutex.h"
 #include "daemon/base/tenant.h"
 
 namespace gradsync::daemon {
 
-// A user's thread starts with the user's first work, and ends when it has had no work for a while.
-// So a user whose work never ends delays only that user's other work. FairExecutor has a fixed
-// number of threads instead: it is for work that ends.
+// A user's thread starts with the user's first work, or with Keep(). It ends when it has had no
+// work for a while, unless it is kept. So a user whose work never ends delays only that user's
+// other work. FairExecutor has a fixed number of threads instead: it is for work that ends.
 //
 // Thread-safe. The destructor waits for all work.
 class ThreadPerUser {
@@ -29,12 +30,20 @@ class ThreadPerUser {
   // Runs `work` later, after the user's earlier work. RESOURCE_EXHAUSTED: the user has no thread
   // now, and the daemon cannot start one. Then `work` never runs.
   absl::Status Run(const Tenant& user, std::function<void()> work);
+  // From now on the user has a thread, so that Run() does not fail. RESOURCE_EXHAUSTED: the daemon
+  // cannot start one.
+  absl::Status Keep(const Tenant& user);
+  // After Keep(): the thread may end again. The destructor needs no Release().
+  void Release(const Tenant& user);
 
  private:
   struct Queue {
     std::deque<std::function<void()>> work;
     CondVar changed;
+    bool kept = false;
   };
+  // The queue of the user, whose thread is started if there is none.
+  absl::StatusOr<Queue*> QueueLocked(const Tenant& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Body of a user's thread.
   void Serve(const Tenant& user);
 

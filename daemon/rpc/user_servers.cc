@@ -191,8 +191,14 @@ absl::StatusOr<std::shared_ptr<UserServers::Server>> UserServers::ServerOf(const
     return absl::ResourceExhaustedError(
         absl::StrCat(servers_.size(), " users are connected, as many as may be at a time"));
   }
+  // Before the server, and for as long: when the daemon may have no more threads, the user's next
+  // connections need none.
+  if (absl::Status kept = connectors_->Keep(user); !kept.ok()) return kept;
   auto server = Server::Start(environment_, user);
-  if (!server.ok()) return server;
+  if (!server.ok()) {
+    connectors_->Release(user);
+    return server;
+  }
   if (draining_) (*server)->Drain();
   servers_[user] = *server;
   return server;
@@ -252,6 +258,7 @@ bool UserServers::Tick(std::uint64_t now_ns) {
       }
       if (!used && now_ns > server.unused_since_ns + kIdleServerNs) {
         unused.push_back(std::move(it->second));
+        if (!stopped_) connectors_->Release(it->first);
         it = servers_.erase(it);
       } else {
         ++it;

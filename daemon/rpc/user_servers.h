@@ -66,8 +66,8 @@ class UserServers {
 
   // Gives a connection to its user's server. A thread of the user calls AddInsecureChannelFromFd()
   // later, because gRPC may read from the connection within it, for as long as the client sends.
-  // Any thread that polls for gRPC reads the rest. RESOURCE_EXHAUSTED: too many users or threads.
-  // INTERNAL: gRPC does not start a server. UNAVAILABLE: after Stop().
+  // Any thread that polls for gRPC reads the rest. RESOURCE_EXHAUSTED: too many users, or no
+  // threads for a new one. INTERNAL: gRPC does not start a server. UNAVAILABLE: after Stop().
   absl::Status Connect(Connections::Admitted connection, const Tenant& user);
   // Cancels the streams that open no session in time. Ends the servers of users without
   // connections. Returns false if there is no server.
@@ -101,7 +101,7 @@ class UserServers {
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 
   Ticker watcher_;
-  // Runs HandOver(). Null once stopped.
+  // Runs HandOver(). Keeps the thread of each user in servers_. Null once stopped.
   std::unique_ptr<ThreadPerUser> connectors_;
 };
 

@@ -17,6 +17,19 @@ namespace {
 
 constexpr Tenant kAlice(1000), kBob(1001), kCarol(1002);
 
+// Sets `*ended` when the calling thread ends.
+void NoteEndOfThread(std::atomic<bool>* ended) {
+  // Destroyed when the thread ends.
+  struct Mark {
+    std::atomic<bool>* ended = nullptr;
+    ~Mark() {
+      if (ended != nullptr) *ended = true;
+    }
+  };
+  thread_local Mark mark;
+  mark.ended = ended;
+}
+
 TEST(ThreadPerUserTest, RunsAUsersWorkInOrderAndOneAtATime) {
   std::vector<int> order;  // no lock: only one piece runs at a time
   {
@@ -48,15 +61,7 @@ TEST(ThreadPerUserTest, ThreadEndsWhenItsUserHasNoWork) {
   ASSERT_TRUE(threads
                   .Run(kAlice,
                        [&] {
-                         // Destroyed when the thread ends.
-                         struct Mark {
-                           std::atomic<bool>* ended = nullptr;
-                           ~Mark() {
-                             if (ended != nullptr) *ended = true;
-                           }
-                         };
-                         thread_local Mark mark;
-                         mark.ended = &ended;
+                         NoteEndOfThread(&ended);
                          one.Open();
                        })
                   .ok());
@@ -64,6 +69,43 @@ TEST(ThreadPerUserTest, ThreadEndsWhenItsUserHasNoWork) {
   while (!ended) std::this_thread::yield();
   ASSERT_TRUE(threads.Run(kAlice, [&] { two.Open(); }).ok());
   two.Wait();
+}
+
+TEST(ThreadPerUserTest, KeptThreadStaysWithoutWorkUntilItIsReleased) {
+  std::atomic<bool> alices_ended{false};
+  ThreadPerUser threads{std::chrono::milliseconds(0)};
+  ASSERT_TRUE(threads.Keep(kAlice).ok());
+  for (int i = 0; i < 3; ++i) {
+    Gate ran;
+    ASSERT_TRUE(threads
+                    .Run(kAlice,
+                         [&] {
+                           NoteEndOfThread(&alices_ended);
+                           ran.Open();
+                         })
+                    .ok());
+    ran.Wait();
+    // Bob's thread is not kept. Hers would end as soon.
+    std::atomic<bool> bobs_ended{false};
+    ASSERT_TRUE(threads.Run(kBob, [&] { NoteEndOfThread(&bobs_ended); }).ok());
+    while (!bobs_ended) std::this_thread::yield();
+    EXPECT_FALSE(alices_ended);
+  }
+  threads.Release(kAlice);
+  while (!alices_ended) std::this_thread::yield();
+  Gate again;
+  ASSERT_TRUE(threads.Run(kAlice, [&] { again.Open(); }).ok());
+  again.Wait();
+}
+
+TEST(ThreadPerUserTest, DestructorEndsAKeptThread) {
+  std::atomic<int> ran{0};
+  {
+    ThreadPerUser threads;
+    ASSERT_TRUE(threads.Keep(kAlice).ok());
+    ASSERT_TRUE(threads.Run(kAlice, [&] { ++ran; }).ok());
+  }
+  EXPECT_EQ(ran, 1);
 }
 
 TEST(ThreadPerUserTest, DestructorRunsAllWork) {
