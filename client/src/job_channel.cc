@@ -32,6 +32,26 @@ absl::Status JobChannel::LeftError(absl::string_view what) const {
                    connection_.Fields());
 }
 
+absl::Status JobChannel::TakeTurn(absl::Time deadline) {
+  const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !turn_taken_; };
+  absl::MutexLock lock(&mutex_);
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&idle), deadline)) {
+    return MakeError(
+        absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+        absl::StrCat("rank ", connection_.options().rank,
+                     " still runs an operation that another thread has called, so this call has "
+                     "not begun; call it again"),
+        connection_.Fields());
+  }
+  turn_taken_ = true;
+  return absl::OkStatus();
+}
+
+void JobChannel::EndTurn() {
+  absl::MutexLock lock(&mutex_);
+  turn_taken_ = false;
+}
+
 absl::Status JobChannel::AwaitHealed(absl::Time deadline) {
   if (healed_) return absl::OkStatus();
   const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -154,8 +174,9 @@ absl::Status JobChannel::AcquireStaging(absl::Time deadline) {
 }
 
 absl::Status JobChannel::Barrier(absl::Duration timeout) {
-  absl::MutexLock turn(&turn_);
   const absl::Time deadline = AnswerDeadline(timeout);
+  if (auto status = TakeTurn(TimeoutEnd(deadline)); !status.ok()) return status;
+  const Turn turn(this);
   const auto sequence =
       Begin(deadline, [](std::uint64_t number, std::uint64_t left_ms, v1::SessionRequest* request) {
         request->mutable_barrier()->set_sequence(number);
@@ -171,8 +192,9 @@ absl::Status JobChannel::Broadcast(std::byte* data, std::size_t bytes, std::uint
                                 connection_.options().world_size, " ranks"));
   }
   if (data == nullptr && bytes > 0) return Refused("broadcast of a null pointer");
-  absl::MutexLock turn(&turn_);
   const absl::Time deadline = AnswerDeadline(timeout);
+  if (auto status = TakeTurn(TimeoutEnd(deadline)); !status.ok()) return status;
+  const Turn turn(this);
   if (auto status = AcquireStaging(deadline); !status.ok()) return status;
   const StagingTurn staging_turn(&connection_.staging());
   const auto sequence = Begin(deadline, [bytes, root](std::uint64_t number, std::uint64_t left_ms,
@@ -248,8 +270,9 @@ absl::Status JobChannel::AllReduce(std::byte* data, std::size_t count, DataType 
                                 " bytes; use a layout for large tensors"));
   }
   if (data == nullptr && count > 0) return Refused("all-reduce of a null pointer");
-  absl::MutexLock turn(&turn_);
   const absl::Time deadline = AnswerDeadline(timeout);
+  if (auto status = TakeTurn(TimeoutEnd(deadline)); !status.ok()) return status;
+  const Turn turn(this);
   if (auto status = AcquireStaging(deadline); !status.ok()) return status;
   const StagingTurn staging_turn(&staging);
   if (count > 0) std::memcpy(staging.data(), data, count * item);
@@ -291,8 +314,9 @@ absl::Status JobChannel::QueryCollectives(absl::Duration waited) {
   return absl::OkStatus();
 }
 
-absl::Status JobChannel::SendLeave(bool exit) {
-  absl::MutexLock turn(&turn_);
+absl::Status JobChannel::SendLeave(bool exit, absl::Time deadline) {
+  if (auto status = TakeTurn(deadline); !status.ok()) return status;
+  const Turn turn(this);
   if (!exit && connection_.left()) return absl::OkStatus();
   if (auto end = connection_.End(); !end.ok()) return end;
   if (!exit) {
@@ -305,7 +329,8 @@ absl::Status JobChannel::SendLeave(bool exit) {
 }
 
 absl::Status JobChannel::SendFinish() {
-  absl::MutexLock turn(&turn_);
+  if (auto status = TakeTurn(absl::InfiniteFuture()); !status.ok()) return status;
+  const Turn turn(this);
   if (auto end = connection_.End(); !end.ok()) return end;
   if (connection_.left()) return LeftError("it cannot finish");
   v1::SessionRequest request;
@@ -319,14 +344,15 @@ absl::Status JobChannel::Depart(absl::string_view call, v1::SessionRequest reque
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Duration timeout) {
+absl::StatusOr<std::uint32_t> JobChannel::AwaitAllLeft(absl::Time deadline,
+                                                       absl::Duration timeout) {
   absl::MutexLock lock(&mutex_);
   const auto answered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return last_to_leave_.has_value() || !end_.ok();
   };
   DaemonSilence silence(connection_);
   const Awaited awaited =
-      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), absl::Now() + timeout, &silence);
+      AwaitUnlessSilent(&mutex_, absl::Condition(&answered), deadline, &silence);
   if (awaited == Awaited::kSilent) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kDaemonSilent,
                      absl::StrCat("rank ", connection_.options().rank, ": ", silence.Description(),

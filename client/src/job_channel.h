@@ -33,20 +33,21 @@ class JobChannel {
  public:
   explicit JobChannel(Connection* connection) : connection_(*connection) {}
 
-  absl::Status Barrier(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
+  absl::Status Barrier(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Broadcast(std::byte* data, std::size_t bytes, std::uint32_t root,
-                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
+                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AllReduce(std::byte* data, std::size_t count, DataType dtype, ReduceOp op,
-                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(turn_);
+                         absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status BeginCollective(absl::string_view description);
   absl::Status QueryCollectives(absl::Duration waited);
-  // Both wait until no operation of this rank runs. SendLeave(false) does nothing if this rank has
-  // already left and stays.
-  absl::Status SendLeave(bool exit) ABSL_LOCKS_EXCLUDED(turn_, mutex_);
-  absl::Status SendFinish() ABSL_LOCKS_EXCLUDED(turn_, mutex_);
+  // Both wait until no operation of this rank runs; SendLeave at most until `deadline`.
+  // SendLeave(false) does nothing if this rank has already left and stays.
+  absl::Status SendLeave(bool exit, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status SendFinish() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until every rank has left; then this rank takes part again. Returns the rank that left
-  // last.
-  absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+  // last. `timeout`: the call's, for the error.
+  absl::StatusOr<std::uint32_t> AwaitAllLeft(absl::Time deadline, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Only in a replacement: the caller is about to send this EndStep. It holds the StepClient's
   // lock. The stream's thread takes that lock before OnStepDone, so OnStepDone of this step comes
@@ -66,12 +67,29 @@ class JobChannel {
   void OnSessionEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  // Ends a turn, which has been taken, at the end of the scope.
+  class Turn {
+   public:
+    explicit Turn(JobChannel* channel) : channel_(*channel) {}
+    ~Turn() { channel_.EndTurn(); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    JobChannel& channel_;
+  };
+
+  // Waits until no operation, Leave or Finish of this rank runs, and keeps others out until
+  // EndTurn. WAIT_TIMEOUT: `deadline` has passed first.
+  absl::Status TakeTurn(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  void EndTurn() ABSL_LOCKS_EXCLUDED(mutex_);
   // LEFT: this rank waits in LeaveAndStay. `what`: what it cannot do.
   absl::Status LeftError(absl::string_view what) const;
   // Sends Leave or Finish. After that this rank sends nothing more or, if it stays, nothing until
-  // every rank has left. `call`: the name of the trainer's call, for errors.
+  // every rank has left. `call`: the name of the trainer's call, for errors. The caller has the
+  // turn.
   absl::Status Depart(absl::string_view call, v1::SessionRequest request)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_) ABSL_LOCKS_EXCLUDED(mutex_);
+      ABSL_LOCKS_EXCLUDED(mutex_);
   struct Chunk {
     std::uint64_t number;
     std::uint64_t bytes;
@@ -104,17 +122,15 @@ class JobChannel {
   // Waits until an operation may begin and no transfer of the model's state uses the staging
   // memory. Then takes this memory. If the operation is refused, the memory stays as it is: the
   // daemon may still use it for FetchState, or for an operation that this rank gave up on. The
-  // caller gives the memory back: see StagingTurn.
-  absl::Status AcquireStaging(absl::Time deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // caller has the turn, and gives the memory back: see StagingTurn.
+  absl::Status AcquireStaging(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Refused(absl::string_view what) const;
 
   Connection& connection_;
 
-  // Held for a whole operation.
-  absl::Mutex turn_ ABSL_ACQUIRED_BEFORE(mutex_);
-
   absl::Mutex mutex_;
+  // For a whole operation. A flag, because the wait for it has a deadline.
+  bool turn_taken_ ABSL_GUARDED_BY(mutex_) = false;
   // The number of the operation that runs, or of the last one.
   std::uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;

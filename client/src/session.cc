@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/include/gradsync/client.h"
 #include "client/src/connection.h"
 #include "client/src/error.h"
@@ -115,9 +117,8 @@ class ConnectedSession final : public Session {
     if (InForkedChild()) return ForkedError();
     StatePin pin(&connection_->state_reader());
     pin.MayChange();
-    if (auto status = connection_->job_channel().SendLeave(/*exit=*/true); !status.ok()) {
-      return status;
-    }
+    auto status = connection_->job_channel().SendLeave(/*exit=*/true, absl::InfiniteFuture());
+    if (!status.ok()) return status;
     return connection_->AwaitGoodEnd("Leave");
   }
 
@@ -132,8 +133,9 @@ class ConnectedSession final : public Session {
   absl::StatusOr<std::uint32_t> LeaveAndStay(absl::Duration timeout) override {
     if (InForkedChild()) return ForkedError();
     JobChannel& channel = connection_->job_channel();
-    if (auto status = channel.SendLeave(/*exit=*/false); !status.ok()) return status;
-    return channel.AwaitAllLeft(timeout);
+    const absl::Time deadline = absl::Now() + timeout;
+    if (auto status = channel.SendLeave(/*exit=*/false, deadline); !status.ok()) return status;
+    return channel.AwaitAllLeft(deadline, timeout);
   }
 
   SessionStatistics Statistics() const override {

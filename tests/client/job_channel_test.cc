@@ -135,6 +135,38 @@ TEST_F(JobChannelTest, CallsOfSeveralThreadsAreSerialized) {
   });
 }
 
+// The daemon does not answer the first operation before the test says so.
+TEST(OperationTurnTest, TimeoutCountsTheWaitForAnOperationOfAnotherThread) {
+  v1::SessionOpened opened;
+  opened.set_staging_bytes(4096);
+  ScriptedDaemon daemon(opened);
+  SessionOptions options;
+  options.socket = daemon.socket();
+  options.job_id = "scripted";
+  options.world_size = 2;
+  auto joined = Session::Join(options);
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  Session& session = **joined;
+  auto first = std::async(std::launch::async, [&session] { return session.Barrier(); });
+  const auto request = daemon.Next();
+  EXPECT_TRUE(request.has_value() && request->has_barrier());
+  float value = 0;
+  for (const absl::Status& status :
+       {session.Barrier(absl::Milliseconds(1)),
+        session.Broadcast(&value, sizeof(value), 0, absl::Milliseconds(1)),
+        session.AllReduce(&value, 1, DataType::kFloat32, ReduceOp::kSum, absl::Milliseconds(1)),
+        session.LeaveAndStay(absl::ZeroDuration()).status()}) {
+    ExpectError(status, absl::StatusCode::kDeadlineExceeded, "WAIT_TIMEOUT");
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("has not begun"));
+  }
+  EXPECT_TRUE(daemon.Silent());
+  v1::SessionResponse done;
+  done.mutable_operation_done()->set_sequence(1);
+  daemon.Say(done);
+  const absl::Status status = first.get();
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // A session that takes the place of a lost one, and brings its state itself.
 class ReplacementTest : public testing::Test {
  protected:

@@ -42,9 +42,9 @@
 //
 // If the daemon does not answer Barrier, Broadcast or AllReduce, they return DAEMON_SILENT or
 // WAIT_TIMEOUT. The operation may still complete on other ranks, so this session takes no more of
-// them. Its steps go on. Exception: with kHold an operation may have to wait until a step is
-// complete, on a replacement and on the rank that gives it the state. If that wait fails, the
-// operation has not begun. Call it again.
+// them. Its steps go on. Exception: an operation waits until those of other threads are done. With
+// kHold it may also have to wait until a step is complete, on a replacement and on the rank that
+// gives it the state. If such a wait fails, the operation has not begun. Call it again.
 //
 // ErrorReason() and ErrorField() read the reason and the fields of an error. docs/errors.md lists
 // every reason.
@@ -647,9 +647,10 @@ class Session {
   //                        no step, or only void ones. It skips the operation: the others have
   //                        called it without this rank.
   //   DEADLINE_EXCEEDED    OPERATION_TIMEOUT: names the ranks that did not come. The operation
-  //                        failed on every rank. WAIT_TIMEOUT: the daemon does not answer, or with
-  //                        kHold a step must be complete first; the message says which. In the
-  //                        second case the operation has not begun: call it again.
+  //                        failed on every rank. WAIT_TIMEOUT: the daemon does not answer; or an
+  //                        operation of another thread still runs; or with kHold a step must be
+  //                        complete first. The message says which. Except in the first case the
+  //                        operation has not begun: call it again.
   //   RESOURCE_EXHAUSTED   MEMORY: for the staging memory of Broadcast and AllReduce.
 
   // Returns when every rank has called it.
@@ -722,7 +723,8 @@ class Session {
   // take part again, and layouts go on at next_step(). Returns which of them left last. That rank
   // did the most steps, so broadcast its state. Until every rank has left, no rank can register or
   // replace a layout (RANKS_LEFT).
-  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: not every rank has left; call it again.
+  //   DEADLINE_EXCEEDED    WAIT_TIMEOUT: not every rank has left, or an operation of another thread
+  //                        of this rank still runs; call it again.
   //   FAILED_PRECONDITION  PROTOCOL_VIOLATION: a step of this rank is open.
   virtual absl::StatusOr<std::uint32_t> LeaveAndStay(
       absl::Duration timeout = absl::Minutes(30)) = 0;

@@ -449,6 +449,7 @@ class Session:
             next; names both ranks and both operations. PROTOCOL_VIOLATION: this session is a
             replacement without a complete step.
           DeadlineExceededError: names the ranks that did not come; every rank gets this error.
+            WAIT_TIMEOUT: if an operation of another thread still runs, this one has not begun.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs. This session takes no
             more operations.
         """
