@@ -1,4 +1,4 @@
-"""Which process failed first."""
+"""Which process failed first, and which one has not failed at all."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ def failed_first(speakers: Mapping[Process, Speaker]) -> Sequence[Process]:
     """
     failed = [process for process in speakers if _failed_by_itself(process, speakers[process])]
     return sorted(failed, key=lambda process: _order(process, speakers[process]))
+
+
+def found_its_work_done(rank: int, process: Process, speaker: Speaker) -> bool:
+    """Whether a process ended because its rank had left the job before: it could not join.
+
+    As after a death in `leave()` or after it, with on_rank_loss="hold".
+    """
+    refusal = f"rank {rank} of job "  # the daemon's words
+    return bool(process.status and process.status > 0) and any(
+        Reason.LEFT in line and refusal in line and " has left the job" in line
+        for line in speaker.last_lines
+    )
 
 
 def _failed_by_itself(process: Process, speaker: Speaker) -> bool:

@@ -14,7 +14,7 @@ from gradsync.run import ranks
 from gradsync.run.command_line import Options
 from gradsync.run.daemon import PrivateDaemon, usual_socket, why_silent
 from gradsync.run.events import Events
-from gradsync.run.failure import failed_first
+from gradsync.run.failure import failed_first, found_its_work_done
 from gradsync.run.output import Output, Speaker
 from gradsync.run.process import Process, why_unwatchable
 from gradsync.run.restart_pauses import RestartPauses
@@ -49,6 +49,10 @@ class Launch:
         self._restarts = [0] * options.ranks
         self._restart_at: dict[int, float] = {}  # by rank of this node: those that wait for it
         self._pauses = RestartPauses(options.ranks)
+        # By rank of this node: whether an earlier process of this launch may have left the job. If
+        # not, the rank has left in another run, with the same job id.
+        self._may_have_left = [False] * options.ranks
+        self._done: set[Process] = set()  # see _note_done()
         self._speakers: dict[Process, Speaker] = {}
         self._signal: Optional[int] = None  # that ends the launch
         self._hurry = False  # a further one has come
@@ -151,18 +155,37 @@ class Launch:
                         self._tell_ranks(signal.SIGTERM)
                 wake_at = min(tell_at, *self._restart_at.values(), self._kill_at)
             self._events.turn(wake_at)
+            self._note_done()
 
     def _running(self) -> bool:
         return any(
-            rank.status is None or (rank.status != 0 and self._may_restart(index))
+            rank.status is None or (self._failed(rank) and self._may_restart(index))
             for index, rank in enumerate(self._ranks)
         )
 
+    def _failed(self, rank: Process) -> bool:
+        return bool(rank.status) and rank not in self._done
+
     def _has_failed(self) -> bool:
         failed = any(
-            rank.status and not self._may_restart(index) for index, rank in enumerate(self._ranks)
+            self._failed(rank) and not self._may_restart(index)
+            for index, rank in enumerate(self._ranks)
         )
         return failed or self._cannot_go_on()
+
+    def _note_done(self) -> None:
+        """Finds the restarted ranks whose work an earlier process of theirs has done."""
+        for index, rank in enumerate(self._ranks):
+            if not self._failed(rank) or not self._may_have_left[index]:
+                continue
+            number = ranks.numbers(self._options)[index]
+            if found_its_work_done(number, rank, self._speakers[rank]):
+                self._done.add(rank)
+                del self._speakers[rank]
+                self._output.say(
+                    f"{rank.name} (pid {rank.pid}) has nothing to do: the rank has left the job "
+                    "before, which is a good end"
+                )
 
     def _cannot_go_on(self) -> bool:
         return (
@@ -180,7 +203,7 @@ class Launch:
     def _restart_ranks(self, now: float) -> None:
         """Restarts the ranks that have failed and may be restarted, each after its pause."""
         for index, failed in enumerate(self._ranks):
-            if not failed.status or not self._may_restart(index):
+            if not self._failed(failed) or not self._may_restart(index):
                 self._restart_at.pop(index, None)
                 continue
             if index not in self._restart_at:
@@ -196,6 +219,9 @@ class Launch:
             if now >= self._restart_at[index]:
                 del self._restart_at[index]
                 self._restarts[index] += 1
+                number = ranks.numbers(self._options)[index]
+                if not found_its_work_done(number, failed, self._speakers[failed]):
+                    self._may_have_left[index] = True
                 del self._speakers[failed]
                 self._ranks[index] = self._start_rank(index)
 
@@ -225,7 +251,7 @@ class Launch:
 
     def _result(self) -> int:
         """Says what failed, if something did; returns the exit status."""
-        if all(rank.status == 0 for rank in self._ranks):
+        if all(rank.status == 0 or rank in self._done for rank in self._ranks):
             return 0 if self._events.output_error is None else 1
         if self._signal is not None:
             self._output.say(f"stopped by {signal.Signals(self._signal).name}")

@@ -1,5 +1,6 @@
 """A rank that fails is started again, and takes its place if the job holds it."""
 
+import os
 import pathlib
 import re
 
@@ -137,6 +138,39 @@ def test_ranks_of_a_job_that_ends_with_a_loss_are_all_started_again(launch):
     assert status == 0, err
     assert sorted(out.splitlines()) == [f"rank {rank} | generation 2 1" for rank in range(2)]
     assert "RANK_LOST" in err
+
+
+def test_a_rank_that_dies_after_it_has_left_ends_nobody(launch, tmp_path):
+    ended = tmp_path / "ended"
+    os.mkfifo(ended)
+    script = (
+        "import gradsync\n"
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        f"if again: closed_at_the_end = open({str(ended)!r}, 'w')\n"
+        "session = gradsync.Session.join(on_rank_loss='hold')\n"
+        "session.barrier()\n"
+        "session.leave()\n"
+        "if session.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"open({str(ended)!r}).read()\n"
+        "print('went on')\n"
+    )
+    status, out, err = launch("--nproc-per-node", 2, "--max-restarts", 1, script=script).end()
+    assert (status, out) == (0, "rank 0 | went on\n"), err
+    assert re.search(
+        r"^gradsync.run: rank 1 \(pid \d+\) has nothing to do: .*a good end$", err, re.M
+    )
+
+
+def test_a_job_id_of_another_run_is_no_good_end(launch):
+    script = (
+        "import gradsync\n"
+        "gradsync.Session.join(on_rank_loss='hold', job_id='the same in each run').leave()\n"
+    )
+    status, _, err = launch(script=script).end()
+    assert status == 0, err
+    status, _, err = launch("--max-restarts", 1, script=script).end()
+    assert status == 1
+    assert "failed first" in err and "another run needs another job_id" in err
 
 
 def test_a_signal_ends_the_launch_and_restarts_nothing(launch):
