@@ -19,7 +19,8 @@ class HookState:
     In each backward pass DDP shows its buckets one by one, in order. It changes them after the
     first pass. In a pass whose buckets are new, the state collects them, registers a layout of
     their sizes (the same on all ranks), and averages all of them at the end, without overlap. In a
-    later pass it hands over each bucket as it comes.
+    later pass it hands over each bucket as it comes. After the end of its session it begins anew:
+    in the session that was given, or in the process's own, which joins again.
 
     Used on the thread that runs the backward pass.
 
@@ -35,18 +36,22 @@ class HookState:
         name: str | None = None,
         timeout: float | None = None,
     ) -> None:
-        self._session = session
-        self._name = name
+        self._given = session, name
         self._timeout = timeout
-        self._layout: gradsync.Layout | None = None
-        self._hand_off: HostHandOff | StreamHandOff = HostHandOff()
-        self._sizes: list[tuple[int, torch.dtype]] = []
-        self._views: list[torch.Tensor] = []
         self._step = 0
+        self._begin_anew()
         # The buckets that DDP has shown in the running pass, and the futures that it got for them.
         self._shown: list[torch.Tensor] = []
         self._promised: list[torch.futures.Future[torch.Tensor]] = []
         self._learning = False
+
+    def _begin_anew(self) -> None:
+        """Has no layout, and no session but a given one."""
+        self._session, self._name = self._given
+        self._layout: gradsync.Layout | None = None
+        self._hand_off: HostHandOff | StreamHandOff = HostHandOff()
+        self._sizes: list[tuple[int, torch.dtype]] = []
+        self._views: list[torch.Tensor] = []
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -82,6 +87,17 @@ class HookState:
                 promised.set_result(view)
         return future
 
+    @property
+    def in_pass(self) -> bool:
+        """Whether DDP has shown some buckets of a pass, and not its last one."""
+        return bool(self._shown)
+
+    def drop_ended(self) -> None:
+        """Frees the layout of a session that has ended. The next pass begins anew."""
+        if self._layout is not None and self._session is not None and self._session.ended:
+            _session.end(self._session)
+            self._begin_anew()
+
     def _hand_over(self, index: int) -> None:
         assert self._layout is not None
         self._views[index].copy_(self._shown[index])
@@ -89,6 +105,7 @@ class HookState:
         self._hand_off.mark_ready(self._layout, self._step, index)
 
     def _begin_pass(self) -> None:
+        self.drop_ended()
         if self._shown and self._layout is not None and not self._learning:
             # The last pass failed before its last bucket.
             self._abandon("its backward pass did not finish")
@@ -190,6 +207,9 @@ def _state_of(bucket: Any) -> HookState:
     if bucket.index() == 0:
         for key in [key for key, (parameter, _) in _states.items() if parameter() is None]:
             del _states[key]
+        for _, other in _states.values():
+            if not other.in_pass:
+                other.drop_ended()
         state = HookState()
     else:
         state = _latest[0]

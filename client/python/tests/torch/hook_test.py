@@ -1,6 +1,7 @@
 """gradsync.torch.allreduce_hook, in PyTorch's own wrapper: one line in an unmodified program."""
 
 import copy
+import weakref
 
 import torch
 from models import SMALL_BUCKETS, Branching, Mlp, Transformer
@@ -31,6 +32,26 @@ def one_line(t):
     finally:
         gradsync.torch.default_session().leave()
         gradsync.torch.default_session().close()
+
+
+@trial(HOOK)
+def a_hook_without_a_state_begins_anew_after_the_end_of_its_session(t):
+    """The old session's memory is freed."""
+    import gradsync.torch
+    from gradsync.torch import comm_hook
+
+    module, layouts = Mlp(), []
+    for life in range(2):
+        model = hooked(t, module, bucket_cap_mb=0.002)
+        for step in range(3):
+            t.train(model, squares(t, step), f"of life {life} in step {step}")
+        layouts.append(weakref.ref(comm_hook._latest[0]._layout))
+        session = gradsync.torch.default_session()
+        assert session.statistics().steps_complete >= 2
+        session.leave()
+        session.close()
+    del model
+    assert layouts[0]() is None and layouts[1]() is not None
 
 
 @trial(HOOK)
