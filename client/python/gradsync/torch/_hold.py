@@ -52,12 +52,7 @@ def check_wrapping(
             "a session has one wrapped module, and this one has one already",
             "wrap one module that holds both, once",
         )
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise refusal(
-            session,
-            "a process group cannot be used, because a replacement could not join it",
-            "leave out init_process_group, or use on_rank_loss='abort'",
-        )
+    check_no_process_group(session)
     if device_verdict:
         raise refusal(
             session,
@@ -106,6 +101,20 @@ def check_wrapping(
             f"the extra state of every module must travel to a replacement, and one cannot: "
             f"{why_not.removeprefix('gradsync: ')}",
             "let get_extra_state() return only such values, and write a set_extra_state()",
+        )
+
+
+def check_no_process_group(session: gradsync.Session) -> None:
+    """Checks that this process has no process group of PyTorch.
+
+    Raises:
+      UnimplementedError: LOSS_POLICY: it has one.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise refusal(
+            session,
+            "a process group cannot be used, because a replacement could not join it",
+            "leave out init_process_group, or use on_rank_loss='abort'",
         )
 
 

@@ -208,10 +208,12 @@ class Training:
 
         Raises:
           TypeError: with "hold", a part of the state cannot travel to a replacement; names it.
+          UnimplementedError: LOSS_POLICY: with "hold", there is a process group.
           gradsync.Error: the session has ended.
         """
         positions = self._synchronizer.positions
         if positions is not None:
+            _hold.check_no_process_group(self._session)
             with _session.noting(self._session):
                 self._synchronizer.buckets.layout.set_position(epoch, batch)
             positions.begin(Position(epoch, batch))

@@ -531,6 +531,15 @@ def refusals():
             list(there.batches([]))
             list(there.batches([]))
 
+    def a_process_group_after_the_wrapper():
+        there = training()
+        alone = {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
+        torch.distributed.init_process_group("gloo", **alone)
+        try:
+            there.position(0, 0)
+        finally:
+            torch.distributed.destroy_process_group()
+
     def pytorchs_wrapper():
         torch.distributed.init_process_group(
             "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
@@ -593,6 +602,7 @@ CASES = {
     "a_gradient_that_was_not_averaged": "PROTOCOL_VIOLATION: .*'0.weight' has a gradient of a pass",
     "a_state_that_cannot_travel": "TypeError: .*'extra.odd/inside' is a object",
     "batches_twice": "RuntimeError: .*once in each turn",
+    "a_process_group_after_the_wrapper": "LOSS_POLICY: .*process group",
     "pytorchs_wrapper": "LOSS_POLICY: .*PyTorch's own wrapper",
     "a_process_group": "LOSS_POLICY: .*process group",
 }
