@@ -99,7 +99,6 @@ class Training:
             self._synchronizer.module, optimizer, scheduler, scaler, extra or {}
         )
         self._passes = LoaderPasses(seed, self._session.rank)
-        self._over = False
         self._epoch: int | None = None  # that epochs() has yielded
         self._begun: int | None = None  # the last epoch of which batches() has begun
         self._ends_window = True
@@ -127,21 +126,21 @@ class Training:
         """(epoch, batch) at which this process begins, for loops without epochs() and batches().
 
         As given, except in a replacement: it begins where the other ranks are. If the training is
-        over, the batch is beyond the last one.
+        over, both are beyond the last ones.
         """
         return self._start
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yields the epochs that are not done, of 0 to `number` - 1.
 
-        A rank may be lost after its last step, before every rank has left. Then its replacement
-        gets the last epoch without batches, so that the script does what follows the batches.
+        A replacement begins within the epoch of the step that runs. It does not repeat what its
+        rank did between two steps, nor what follows the last step of the last epoch: the state that
+        it gets is that of a rank that has done it. So save what the training ends with after this
+        loop, and not at the end of its last turn.
         """
         for epoch in range(self._start.epoch, number):
             self._epoch = epoch
             yield epoch
-            if self._over:
-                return
         self._epoch = None
 
     def batches(self, loader: Any) -> Iterator[Any]:
@@ -167,8 +166,6 @@ class Training:
                 "chain loaders that belong to one epoch, and iterate without it to evaluate"
             )
         self._begun = epoch
-        if self._over:
-            return
         skip = self._start.batch if epoch == self._start.epoch else 0
         batches = self._passes.begin(loader, epoch, skip)
         for index, batch, last in _with_last(batches, look_ahead=self._accumulate > 1):
@@ -288,10 +285,11 @@ class Training:
         self._shared.load({k: v for k, v in state.items() if k not in ("place", "wrapper")})
         positions.restore(place)
         self._synchronizer.first_steps.restore(wrapper)
-        self._over = positions.is_over
-        self._start = positions.current or self._start
-        if self._over:
-            self._start = Position(self._start.epoch, sys.maxsize)
+        if positions.is_over:
+            # That rank has called leave() or ends: it has done all that its loop does.
+            self._start = Position(sys.maxsize, sys.maxsize)
+        else:
+            self._start = positions.current or self._start
 
 
 def _with_last(

@@ -323,6 +323,38 @@ def test_deaths_at_once_and_of_those_who_heal(faultless, tmp_path):
     assert_same(run(tmp_path, "hold", TOGETHER), faultless, TOGETHER)
 
 
+def a_death_after_the_last_step():
+    """Rank 1 dies before it ends its last epoch.
+
+    Returns:
+      The epochs that this process has ended, and those of its scheduler.
+    """
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    gradsync.torch.init(on_rank_loss="hold")
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    training = gradsync.torch.Training(module, optimizer, scheduler=scheduler)
+    ended = []
+    for epoch in training.epochs(2):
+        for batch in training.batches([torch.ones(1, 3)] * 3):
+            training.model(batch).sum().backward()
+            optimizer.step()
+        if (os.environ["RANK"], epoch) == ("1", 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+        scheduler.step()
+        ended.append(epoch)
+    training.model.leave()
+    return ended, scheduler.last_epoch
+
+
+def test_a_replacement_does_not_repeat_what_follows_the_last_step(daemon):
+    ranks = Ranks(a_death_after_the_last_step, 2, timeout=100, restarts=1)
+    assert ranks.results() == [([0, 1], 2), ([], 2)]
+
+
 # ---- The page
 
 
