@@ -28,7 +28,35 @@ from collections.abc import Iterator
 from typing import Any, Callable, Optional, TypeVar
 
 _Result = TypeVar("_Result")
-_Job = tuple[Callable[[], Any], "queue.SimpleQueue[tuple[Any, Optional[BaseException]]]"]
+_Told = tuple[Any, Optional[BaseException]]
+_Job = tuple[Callable[[], Any], "_Outcome"]
+
+
+class _Outcome:
+    """What one call returns or raises, unless its caller has been interrupted."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        self._dropped = False
+
+    def put(self, told: _Told) -> None:
+        self._told.put(told)
+        if self._dropped:
+            self._forget()
+
+    def get(self, timeout: float) -> _Told:
+        """Raises: queue.Empty."""
+        return self._told.get(timeout=timeout)
+
+    def drop(self) -> None:
+        """Frees the result, now or when it comes. The exception's frames keep this object."""
+        self._dropped = True
+        self._forget()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._told.get_nowait()
+
 
 # Inboxes of idle helpers. Appending and popping are atomic.
 _idle: list[queue.SimpleQueue[_Job]] = []
@@ -146,9 +174,13 @@ def call(function: Callable[[], _Result]) -> _Result:
             inbox = _start()
         except RuntimeError:  # no more threads can start, or the interpreter ends
             return function()
-    outcome: queue.SimpleQueue[tuple[Any, Optional[BaseException]]] = queue.SimpleQueue()
-    inbox.put((function, outcome))
-    result, error = _await(outcome)
+    outcome = _Outcome()
+    try:
+        inbox.put((function, outcome))
+        result, error = _await(outcome)
+    except BaseException:
+        outcome.drop()
+        raise
     if error is not None:
         try:
             raise error
@@ -157,7 +189,7 @@ def call(function: Callable[[], _Result]) -> _Result:
     return result  # type: ignore[no-any-return]
 
 
-def _await(outcome: queue.SimpleQueue[Any]) -> Any:
+def _await(outcome: _Outcome) -> _Told:
     # A signal that comes just before Python begins to wait does not end the wait. So every wait is
     # short: after it the main thread runs the signal's handler.
     on_main = on_main_thread()

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import uuid
+import weakref
 
 import gradsync
 import numpy
@@ -220,6 +221,24 @@ def test_the_result_of_an_interrupted_wait_is_dropped(daemon):
             finish_step(layouts, step)
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("gradsync-wait") < 20
+
+
+def test_the_result_is_freed_though_somebody_keeps_the_exception():
+    """As a notebook does. An interrupted join() gives a session that nobody else can end."""
+    goes_on, freed = threading.Event(), threading.Event()
+
+    def blocking_call():
+        os.kill(os.getpid(), signal.SIGALRM)
+        goes_on.wait(60)
+        result = {1, 2}
+        weakref.finalize(result, freed.set)
+        return result
+
+    with pytest.raises(Interrupted) as kept, signal_after(60):
+        _interruptible.call(blocking_call)
+    goes_on.set()
+    assert freed.wait(60)
+    assert kept.value.__traceback__ is not None
 
 
 @pytest.mark.parametrize("on_main_thread", [True, False])
