@@ -23,7 +23,8 @@ namespace gradsync::daemon {
 // mapped until it is done. The memory itself lives until the trainer, too, has unmapped it.
 class HostArena {
  public:
-  // One turn on a thread that users share maps or unmaps at most this much: 20 to 80 ms.
+  // One turn on a thread that users share maps or unmaps at most this much: 20 to 80 ms. The last
+  // turn may take longer: if the trainer has exited, it frees the memory (docs/bounds.md).
   static constexpr std::size_t kTurnBytes = std::size_t{256} << 20;
 
   // See SealedMemory::Create. Maps the memory and touches no page. The trainer must be the first to

@@ -58,6 +58,7 @@ absl::StatusOr<std::shared_ptr<Job>> JobTable::JobForLocked(const JobKey& key, s
                                                             const RankPlace& place, NewJob* next,
                                                             JobList* superseded) {
   if (options.Holds() && HasCompletedLocked(key, rank)) {
+    // gradsync.run looks for "rank N of job" and "has left the job": see found_its_work_done().
     return MakeError(absl::StatusCode::kFailedPrecondition, reason::kLeft,
                      absl::StrCat("rank ", rank, " of job '", key.job_id,
                                   "' has left the job, so "

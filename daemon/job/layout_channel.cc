@@ -298,11 +298,11 @@ void LayoutChannel::RankReleased(std::uint32_t rank, std::uint64_t now_ns,
 
 void LayoutChannel::VoidUnused(std::uint64_t now_ns, DeferredActions* actions) {
   if (step_.phase() != Phase::kRunning || !AnyOwesEnd()) return;
-  // A rank that is in the step cannot replace the layout, so it has released it.
-  const auto released = std::find(released_.begin(), released_.end(), true);
-  if (released == released_.end()) return;
-  Void(report().Released(static_cast<std::uint32_t>(released - released_.begin())), now_ns,
-       actions);
+  for (std::uint32_t rank = 0; rank < members_->world_size(); ++rank) {
+    // A rank that is in the step cannot replace the layout, so it has released it.
+    if (!released_[rank] || !step_.Has(rank)) continue;
+    return Void(report().Released(rank), now_ns, actions);
+  }
 }
 
 void LayoutChannel::ReleaseIfUnused(std::uint32_t rank, DeferredActions* actions) {

@@ -97,6 +97,7 @@ struct AskingService::Parts {
           // Nobody is charged for a request that waits, so it must be short.
           executor->Run(caller.tenant(), [memory = memory, stream = stream, answer, asker = caller,
                                           request = WithoutUnknownFields(message)] {
+            if (stream->Ended()) return;  // nobody reads the answer
             absl::StatusOr<Out> out = answer(asker, request);
             if (!out.ok()) return stream->Refuse(out.status());
             auto charge = ChargeFor(BytesOf(*out), {memory, asker.tenant()});

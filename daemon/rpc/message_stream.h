@@ -124,6 +124,12 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     Flush();
   }
 
+  // True once this side has ended the stream.
+  bool Ended() const {
+    MutexLock lock(&mutex_);
+    return ended_;
+  }
+
   // Ends the stream at once. Queued messages are not sent.
   virtual void Cancel() = 0;
 
@@ -197,12 +203,6 @@ class MessageStream : public std::enable_shared_from_this<MessageStream<In, Out,
     }
     OnEnd(absl::OkStatus());
     Flush();
-  }
-
-  // True once this side has ended the stream.
-  bool Ended() const {
-    MutexLock lock(&mutex_);
-    return ended_;
   }
 
   // If the other side was disconnected, says how much it left unread. Otherwise empty.

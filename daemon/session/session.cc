@@ -67,22 +67,21 @@ void Session::RegisterLayout(LayoutRequest request, Registered registered) {
     if (layout.ok() && place.device.empty()) {
       return self->AllocateMemory(place, *std::move(agreed), *std::move(layout), registered);
     }
-    // Again, or later, behind the layouts that have ended and wait to be freed: they still count,
-    // and have their memory.
-    self->AfterReleases([self, place, agreed = *std::move(agreed), layout, registered] {
+    const auto allocate = [self, place, agreed = *std::move(agreed), layout, registered] {
       auto created = layout.ok() ? layout : self->NewLayout(place, agreed.plan);
       self->AllocateMemory(place, agreed, std::move(created), registered);
-    });
+    };
+    if (layout.ok()) return self->AfterReleases(allocate);  // only then is a GPU's memory free
+    // There is no room. Tries again after the turns that unmap released arenas: these still count.
+    self->AfterReleases([self, allocate] { self->job_->releases().Run(allocate); });
   };
   job_->RegisterLayout(identity_.session(), std::move(request), std::move(answer));
 }
 
 void Session::AfterReleases(std::function<void()> work) {
-  // The session's executor comes first: it frees ended sessions, and may use released memory. Then
-  // the job drops its references, which queues the turns that unmap arenas.
-  executor_->Run(identity_.process.tenant(), [turns = job_->releases(), work = std::move(work)] {
-    turns.Run([turns, work] { turns.Run(work); });
-  });
+  // The session's executor comes first: it frees ended sessions, and may use released memory.
+  executor_->Run(identity_.process.tenant(),
+                 [turns = job_->releases(), work = std::move(work)] { turns.Run(work); });
 }
 
 void Session::AllocateMemory(const Place& place, JobPort::Registration agreed,

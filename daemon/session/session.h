@@ -137,8 +137,8 @@ class Session : public std::enable_shared_from_this<Session> {
     std::atomic<bool> mapping{false};
   };
 
-  // Runs `work` later, when the memory that the user's sessions and the job have released so far is
-  // free.
+  // Runs `work` later, when the user's ended sessions are freed and the job has dropped its
+  // references to the memory that it has released so far. The turns that unmap it are queued then.
   void AfterReleases(std::function<void()> work);
   // Queues the next turn of ArenaMapped().
   void MapLater(std::uint32_t channel, const std::shared_ptr<Layout>& layout);

@@ -409,11 +409,12 @@ void CudaWorker::ReplyToRemovals(const std::vector<std::uint64_t>& calls) const 
 absl::StatusOr<std::string> CudaWorker::NewNcclId() {
   if (!nccl_.ok()) return WithoutNccl(nccl_.status());
   if (unused_ids_.size() >= kMostUnusedIds) {
-    return MakeError(
+    // The end of the process frees what NCCL keeps. The job's next worker begins anew.
+    Fail(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("the job's coordinator has asked this GPU's worker for ", unused_ids_.size(),
-                     " NCCL ids that never connected, as many as it may: end the job's ranks on "
-                     "this GPU, so that its worker ends, and look why the GPUs do not connect"));
+        absl::StrCat("the job's coordinator asks for one more NCCL id, after ", unused_ids_.size(),
+                     " of this worker's that never connected, so the worker ends; look "
+                     "why the GPUs do not connect")));
   }
   absl::StatusOr<std::string> id = NcclCommunicator::NewUniqueId(nccl_->get());
   if (id.ok()) unused_ids_.insert(*id);

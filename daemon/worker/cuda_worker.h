@@ -133,8 +133,8 @@ class CudaWorker {
   std::unique_ptr<CudaStagingPool> staging_;
   // Declared after staging_, so that its registration of staging is destroyed first.
   std::unique_ptr<CudaCommunicator> communicator_;
-  // The ids of NewNcclId() with which this worker has not connected. For each of them NCCL keeps a
-  // thread and a socket, and has no call that ends them.
+  // The ids of NewNcclId() with which this worker has not connected. For each of them NCCL may keep
+  // a thread and a socket, and has no call that ends them. After kMostUnusedIds the worker ends.
   std::set<std::string> unused_ids_;
   std::string connecting_id_;        // of the last Connect
   std::uint64_t context_bytes_ = 0;  // 0: unknown

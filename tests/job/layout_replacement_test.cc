@@ -288,6 +288,25 @@ TEST_F(LayoutReplacementTest, StepOfARankThatHasReleasedTheLayoutIsVoidFirst) {
   WholeStep(channel, 3);
 }
 
+TEST_F(LayoutReplacementTest, VerdictNamesARankOfTheStep) {
+  // Another job, of three ranks. Rank 0 has released the layout, and left.
+  sinks_.clear();
+  memory_.clear();
+  Start(3);
+  old_ = Agree(Spec(2));
+  ASSERT_TRUE(job_->ReleaseLayout(Of(0), old_).ok());
+  ASSERT_TRUE(job_->Leave(Of(0), /*exit=*/true).ok());
+  DoStep(1, old_, 1);
+  ASSERT_TRUE(job_->ReleaseLayout(Of(1), old_).ok());
+  Register(1, Spec(3));
+  const std::uint32_t channel = Register(2, Spec(3), old_);
+  for (std::uint32_t rank = 1; rank < 3; ++rank) ASSERT_TRUE(Map(rank, channel).ok());
+  job_->Tick();
+  for (std::uint32_t rank = 1; rank < 3; ++rank) {
+    EXPECT_EQ(FieldOf(Only<StepDoneMessage>(rank).record->verdict, "rank"), "1");
+  }
+}
+
 TEST_F(LayoutReplacementTest, WaitsForAStepThatEveryRankHasEnded) {
   // Another job, of three ranks. Rank 2 replaces the layout, and leaves.
   sinks_.clear();

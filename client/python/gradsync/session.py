@@ -449,7 +449,8 @@ class Session:
             next; names both ranks and both operations. PROTOCOL_VIOLATION: this session is a
             replacement without a complete step.
           DeadlineExceededError: names the ranks that did not come; every rank gets this error.
-            WAIT_TIMEOUT: if an operation of another thread still runs, this one has not begun.
+            WAIT_TIMEOUT: the daemon does not answer. Or this operation has not begun, because one
+            of another thread still runs; the message says so.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs. This session takes no
             more operations.
         """
@@ -662,7 +663,8 @@ class Session:
 
         Raises:
           FailedPreconditionError: a step of this rank is open.
-          DeadlineExceededError: some ranks still have data.
+          DeadlineExceededError: some ranks still have data, or an operation of another thread of
+            this rank still runs.
           UnavailableError: DAEMON_SILENT: the daemon is stopped or hangs; call again.
         """
         ns = _duration.nanoseconds(timeout, "timeout", default=_duration.OPERATION)

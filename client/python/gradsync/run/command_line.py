@@ -36,8 +36,8 @@ again as well.
 """
 _EPILOG = """\
 A rank is restarted at once, then after 1 s, 2 s, 4 s, up to 30 s. If it has run for more than 30 s,
-this begins anew. TORCHELASTIC_RESTART_COUNT tells it how often. If it had left the job before it
-failed, so that it cannot join again (LEFT), it has come to a good end.
+this begins anew. TORCHELASTIC_RESTART_COUNT tells it how often. If it was killed after it had left
+the job, so that it cannot join again (LEFT), it has come to a good end.
 
 SIGINT (Ctrl-C), SIGTERM, SIGHUP and SIGQUIT are passed on to every rank. Ranks that are still there
 after --shutdown-timeout are killed; a second signal kills them at once. SIGUSR1 and SIGUSR2 are

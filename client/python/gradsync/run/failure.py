@@ -26,10 +26,15 @@ def failed_first(speakers: Mapping[Process, Speaker]) -> Sequence[Process]:
     return sorted(failed, key=lambda process: _order(process, speakers[process]))
 
 
+def was_killed(process: Process) -> bool:
+    """Whether a signal ended the process that is not the launcher's."""
+    return process.status is not None and process.status < 0 and not process.told_to_end
+
+
 def found_its_work_done(rank: int, process: Process, speaker: Speaker) -> bool:
     """Whether a process ended because its rank had left the job before: it could not join.
 
-    As after a death in `leave()` or after it, with on_rank_loss="hold".
+    As after it was killed in `leave()` or after it, with on_rank_loss="hold".
     """
     refusal = f"rank {rank} of job "  # the daemon's words
     return bool(process.status and process.status > 0) and any(
@@ -46,7 +51,7 @@ def _failed_by_itself(process: Process, speaker: Speaker) -> bool:
 
 def _order(process: Process, speaker: Speaker) -> tuple[bool, float, bool]:
     learned = any(_LEARNED in line for line in speaker.last_lines)
-    killed = _was_killed(process)
+    killed = was_killed(process)
     raised_at = speaker.traceback_at if _has_raised(process, speaker) else None
     # Ends that the launcher notices together have one time. Then a killed process comes first.
     return (
@@ -56,13 +61,9 @@ def _order(process: Process, speaker: Speaker) -> tuple[bool, float, bool]:
     )
 
 
-def _was_killed(process: Process) -> bool:
-    return process.status is not None and process.status < 0 and not process.told_to_end
-
-
 def _has_raised(process: Process, speaker: Speaker) -> bool:
     return (
-        not _was_killed(process)
+        not was_killed(process)
         and speaker.traceback_at is not None
         and process.ended_at - speaker.traceback_at <= _TRACEBACK_AGE_S
     )

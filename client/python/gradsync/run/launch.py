@@ -14,7 +14,7 @@ from gradsync.run import ranks
 from gradsync.run.command_line import Options
 from gradsync.run.daemon import PrivateDaemon, usual_socket, why_silent
 from gradsync.run.events import Events
-from gradsync.run.failure import failed_first, found_its_work_done
+from gradsync.run.failure import failed_first, found_its_work_done, was_killed
 from gradsync.run.output import Output, Speaker
 from gradsync.run.process import Process, why_unwatchable
 from gradsync.run.restart_pauses import RestartPauses
@@ -49,8 +49,8 @@ class Launch:
         self._restarts = [0] * options.ranks
         self._restart_at: dict[int, float] = {}  # by rank of this node: those that wait for it
         self._pauses = RestartPauses(options.ranks)
-        # By rank of this node: whether an earlier process of this launch may have left the job. If
-        # not, the rank has left in another run, with the same job id.
+        # By rank of this node: whether the last process was killed, perhaps after it had left the
+        # job. If not, the rank has left in another run with the same job id, or failed afterwards.
         self._may_have_left = [False] * options.ranks
         self._done: set[Process] = set()  # see _note_done()
         self._speakers: dict[Process, Speaker] = {}
@@ -174,7 +174,7 @@ class Launch:
         return failed or self._cannot_go_on()
 
     def _note_done(self) -> None:
-        """Finds the restarted ranks whose work an earlier process of theirs has done."""
+        """Finds the restarted ranks whose last process was killed when its work was done."""
         for index, rank in enumerate(self._ranks):
             if not self._failed(rank) or not self._may_have_left[index]:
                 continue
@@ -219,9 +219,7 @@ class Launch:
             if now >= self._restart_at[index]:
                 del self._restart_at[index]
                 self._restarts[index] += 1
-                number = ranks.numbers(self._options)[index]
-                if not found_its_work_done(number, failed, self._speakers[failed]):
-                    self._may_have_left[index] = True
+                self._may_have_left[index] = was_killed(failed)
                 del self._speakers[failed]
                 self._ranks[index] = self._start_rank(index)
 

@@ -19,8 +19,9 @@ class HookState:
     In each backward pass DDP shows its buckets one by one, in order. It changes them after the
     first pass. In a pass whose buckets are new, the state collects them, registers a layout of
     their sizes (the same on all ranks), and averages all of them at the end, without overlap. In a
-    later pass it hands over each bucket as it comes. After the end of its session it begins anew:
-    in the session that was given, or in the process's own, which joins again.
+    later pass it hands over each bucket as it comes. After a pass that has raised the end of its
+    session, or after `close()`, it begins anew: in the session that was given, or in the process's
+    own, which joins again.
 
     Used on the thread that runs the backward pass.
 
@@ -39,14 +40,14 @@ class HookState:
         self._given = session, name
         self._timeout = timeout
         self._step = 0
+        self._learning = False
         self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Has no layout, no pass, and no session but a given one."""
         # The buckets that DDP has shown in the running pass, and the futures that it got for them.
         self._shown: list[torch.Tensor] = []
         self._promised: list[torch.futures.Future[torch.Tensor]] = []
-        self._learning = False
-
-    def _begin_anew(self) -> None:
-        """Has no layout, and no session but a given one."""
         self._session, self._name = self._given
         self._layout: gradsync.Layout | None = None
         self._hand_off: HostHandOff | StreamHandOff = HostHandOff()
@@ -61,6 +62,14 @@ class HookState:
 
     def average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Hands over one bucket; see `allreduce_hook`."""
+        try:
+            return self._average(bucket)
+        except gradsync.Error:
+            if self._session is not None and self._session.ended:
+                _session.end(self._session)
+            raise
+
+    def _average(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if bucket.index() == 0:
             self._begin_pass()
         if bucket.index() != len(self._shown):
@@ -87,15 +96,16 @@ class HookState:
                 promised.set_result(view)
         return future
 
-    @property
-    def in_pass(self) -> bool:
-        """Whether DDP has shown some buckets of a pass, and not its last one."""
-        return bool(self._shown)
+    def knows_end(self) -> bool:
+        """Whether the session has ended, and the process knows it.
+
+        Otherwise a pass must raise the end first: the trainer may have to load a checkpoint.
+        """
+        return self._session is not None and _session.has_ended(self._session)
 
     def drop_ended(self) -> None:
-        """Frees the layout of a session that has ended. The next pass begins anew."""
-        if self._layout is not None and self._session is not None and self._session.ended:
-            _session.end(self._session)
+        """Frees the layout of such a session. The next pass begins anew."""
+        if self.knows_end():
             self._begin_anew()
 
     def _hand_over(self, index: int) -> None:
@@ -201,15 +211,15 @@ def _state_of(bucket: Any) -> HookState:
     parameters = bucket.parameters()
     entry = _states.get(id(parameters[0]))
     if entry is not None and entry[0]() is parameters[0]:
+        if bucket.index() == 0 and entry[1].knows_end():
+            _drop_ended()
         return entry[1]
     # The first pass. Its first bucket makes the state. With find_unused_parameters DDP has more
     # buckets in this pass; they come before any other module's.
     if bucket.index() == 0:
         for key in [key for key, (parameter, _) in _states.items() if parameter() is None]:
             del _states[key]
-        for _, other in _states.values():
-            if not other.in_pass:
-                other.drop_ended()
+        _drop_ended()
         state = HookState()
     else:
         state = _latest[0]
@@ -217,6 +227,11 @@ def _state_of(bucket: Any) -> HookState:
     for parameter in parameters:
         _states[id(parameter)] = (weakref.ref(parameter), state)
     return state
+
+
+def _drop_ended() -> None:
+    for state in {state for _, state in _states.values()}:
+        state.drop_ended()
 
 
 _latest: list[HookState] = []

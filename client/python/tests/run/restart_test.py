@@ -161,6 +161,17 @@ def test_a_rank_that_dies_after_it_has_left_ends_nobody(launch, tmp_path):
     )
 
 
+def test_a_rank_that_raises_after_it_has_left_fails(launch):
+    script = (
+        "import gradsync\n"
+        "gradsync.Session.join(on_rank_loss='hold').leave()\n"
+        "raise OSError('no space for the model')\n"
+    )
+    status, _, err = launch("--max-restarts", 2, script=script).end()
+    assert status == 1
+    assert "no space for the model" in err and "good end" not in err
+
+
 def test_a_job_id_of_another_run_is_no_good_end(launch):
     script = (
         "import gradsync\n"

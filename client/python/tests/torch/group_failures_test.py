@@ -1,5 +1,6 @@
 """torch.distributed.init_process_group("gradsync"): every failure says what happened, at once."""
 
+import contextlib
 import datetime
 import logging
 import os
@@ -210,6 +211,34 @@ def _lose_rank_1_in_backward():
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return failure_of(step), failure_of(step)
+
+
+def _lose_rank_1_between_passes_of_the_hook():
+    import gradsync.torch
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 3))
+    model.register_comm_hook(None, gradsync.torch.allreduce_hook)
+
+    def step():
+        model(torch.ones(2, 6)).sum().backward()
+
+    for _ in range(4):
+        step()
+    session = gradsync.torch.default_session()
+    if session.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(gradsync.Error):
+        session.barrier()
+    assert session.ended
+    return failure_of(step)
+
+
+def test_a_rank_lost_between_passes_of_the_hook_is_named(daemon):
+    """The hook does not begin anew before a pass has raised the loss."""
+    [(kind, reason, rank, text)] = Ranks(_lose_rank_1_between_passes_of_the_hook, 2).results([0])
+    assert (kind, reason, rank) == ("AbortedError", "RANK_LOST", 1), text
 
 
 def test_a_rank_lost_in_ddps_backward_pass_is_named(daemon):

@@ -36,22 +36,23 @@ def one_line(t):
 
 @trial(HOOK)
 def a_hook_without_a_state_begins_anew_after_the_end_of_its_session(t):
-    """The old session's memory is freed."""
+    """The memory of the old session is freed, also that of a module which is not trained again."""
     import gradsync.torch
     from gradsync.torch import comm_hook
 
-    module, layouts = Mlp(), []
+    modules, old = [Mlp(), Mlp()], []
     for life in range(2):
-        model = hooked(t, module, bucket_cap_mb=0.002)
-        for step in range(3):
-            t.train(model, squares(t, step), f"of life {life} in step {step}")
-        layouts.append(weakref.ref(comm_hook._latest[0]._layout))
+        for module in modules[life:]:
+            model = hooked(t, module, bucket_cap_mb=0.002)
+            for step in range(3):
+                t.train(model, squares(t, step), f"of life {life} in step {step}")
+            old.append(weakref.ref(comm_hook._latest[0]._layout._mapping))
+            del model
         session = gradsync.torch.default_session()
         assert session.statistics().steps_complete >= 2
         session.leave()
         session.close()
-    del model
-    assert layouts[0]() is None and layouts[1]() is not None
+    assert [mapping() is None for mapping in old] == [True, True, False]
 
 
 @trial(HOOK)
