@@ -167,8 +167,8 @@ class AgentTurnsTest : public testing::Test {
   }
 
   ManualClock clock_;
-  HeldTurns turns_;
   PeerTurns peer_turns_{&clock_, &turns_};
+  HeldTurns turns_;  // after peer_turns_, which its last tasks use
   FairExecutor executor_{1};
   CoordinatingNode node_{&clock_, &executor_, &turns_};
   std::unique_ptr<PeerServer> server_;
@@ -412,8 +412,8 @@ class LinkTurnsTest : public testing::Test {
   }
 
   ManualClock clock_;
-  HeldTurns turns_;
   PeerTurns peer_turns_{&clock_, &turns_};
+  HeldTurns turns_;  // after peer_turns_, which its last tasks use
   FairExecutor executor_{1};
   ConcurrentExecutor reaper_{1};
   StreamCount streams_;
