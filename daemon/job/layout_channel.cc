@@ -57,8 +57,10 @@ std::uint64_t LayoutChannel::BytesFor(const LayoutSpec& spec, const LayoutPlan& 
   constexpr std::uint64_t kPerBucket = sizeof(ReduceOperation) + 512;
   constexpr std::uint64_t kPerRank = 1024;
   const std::uint64_t used_map = spec.parameters.size() / 8;
-  // On a GPU: the messages about the next step. The last one has a used map or a reason.
-  constexpr std::uint64_t kPerEarlyMessage = 96;
+  // On a GPU: the messages about the next step. Each may mark one bucket, and needs what it
+  // captures (80 bytes), a vector of one index (32), and a place in a vector that grows by doubling
+  // (64). The last one has a used map or a reason.
+  constexpr std::uint64_t kPerEarlyMessage = 80 + 32 + 64;
   const std::uint64_t early_message = spec.on_gpu ? kPerEarlyMessage : 0;
   const std::uint64_t last_message = spec.on_gpu ? used_map + kMaxReasonBytes : 0;
   const std::uint64_t buckets = plan.buckets.size();

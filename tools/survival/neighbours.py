@@ -114,6 +114,7 @@ class Program:
 # Arguments of memory_attacker: how many connections, layouts and bytes.
 _MEMORY_ATTACKS = {
     "long_messages": ("messages", "8", str(16 << 20)),
+    "far_too_long_messages": ("messages", "8", str(256 << 20)),
     "unopened_streams": ("streams", "600"),
     "long_names": ("layouts", "32", "64", "2000"),
     "many_buckets_and_ranks": ("buckets", "32", "16", "4096", "32"),
@@ -121,6 +122,7 @@ _MEMORY_ATTACKS = {
     "unread_answers": ("unread", "16"),
     "unread_reflection": ("reflection", "600"),
     "many_jobs": ("jobs", "50", "4"),
+    "many_collectives": ("collectives", "64"),
 }
 
 
