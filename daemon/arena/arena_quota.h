@@ -18,8 +18,8 @@
 
 namespace gradsync::daemon {
 
-// Bounds what comes from one place, whatever users it names: another machine may name any user.
-// Thread-safe.
+// Bounds the memory that another machine asks for, over all users that it names: it may name any
+// user. Thread-safe.
 class MemoryOrigin {
  public:
   virtual ~MemoryOrigin() = default;
@@ -74,8 +74,9 @@ class ArenaQuota {
   ArenaQuota& operator=(const ArenaQuota&) = delete;
 
   // RESOURCE_EXHAUSTED if `user` would then hold more than its quota. The error names the requested
-  // bytes, the held bytes, the quota and its config key. Or the error of `origin`, which counts the
-  // bytes too; null: this machine. On error nothing changes.
+  // bytes, the held bytes, the quota and its config key. `origin` counts the bytes, too, and may
+  // refuse them with an error of its own; null: the request comes from this machine. On error
+  // nothing changes.
   absl::StatusOr<Reservation> Reserve(const Tenant& user, std::uint64_t bytes,
                                       std::shared_ptr<MemoryOrigin> origin = nullptr);
 

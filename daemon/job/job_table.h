@@ -53,8 +53,8 @@ class JobTable final : public JobFinder {
   //
   // Another token means another job. While ranks of one of these jobs are still to join, that job's
   // errors and notices mention the other token. Exception: while a full job holds a rank, a process
-  // of the same user, id and pod with another token is refused for that rank: it is a replacement
-  // with the wrong token.
+  // of the same user, id and pod is refused for that rank if its policy is `hold` and its token has
+  // no job: it is a replacement with the wrong token.
   //   ALREADY_EXISTS       a live session has the rank, and the job is still forming or its policy
   //                        is `hold`.
   //   FAILED_PRECONDITION  world size or options differ from the ranks that joined before. LEFT:

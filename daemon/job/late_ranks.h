@@ -35,14 +35,15 @@ class LateRanks {
   std::string Text() const;
 
  private:
-  // Ranks that have not done the same.
+  // The ranks that are late with one and the same thing.
   struct Group {
     std::uint64_t number = 0;  // of the thing in its sequence; 0: it is in none
     std::string done;
     RankList ranks;
   };
 
-  // What the rank has not done if its state says that; otherwise empty.
+  // What the rank has not done if it has not joined, or is held or loading: "joined the job".
+  // Otherwise empty.
   absl::string_view DueOf(std::uint32_t rank) const;
   // Adds the rank to the group for which `pass` is true. If there is none, adds it to a new group,
   // which `make` returns. If the text can name no more groups, only notes that there are more.

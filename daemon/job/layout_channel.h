@@ -97,10 +97,9 @@ class LayoutChannel {
                           DeferredActions* actions);
   absl::Status Abandon(std::uint32_t rank, std::uint64_t step, absl::string_view reason,
                        std::uint64_t now_ns, DeferredActions* actions);
-  // A rank is about to end the step. Notes `operation`, the number of the last operation before
-  // this EndStep. For a live rank (`live`) it is the last operation that the rank has called. All
-  // live ranks call the same operations before this EndStep, so the first live rank decides. If no
-  // live rank ends the step, the last rank that ends it decides.
+  // Called before a rank ends the step. Keeps `operation`, the number of the last operation before
+  // this EndStep. Live ranks (`live`) all call the same operations before it, so the first one
+  // decides. If only healing ranks end the step, the last one decides.
   void NoteOperation(std::uint64_t step, std::uint64_t operation, bool live) {
     if (step != step_.number() || of_step_.last_operation_decided) return;
     of_step_.last_operation = operation;

@@ -61,8 +61,8 @@ class LayoutSet {
   // ---- Agreements. JobPort describes these calls: RegisterLayout, RefuseLayout, CheckReplaces and
   // ArenaMapped. None of them may come after Stop().
 
-  // Whether the request begins an agreement. Then put the layout's plan into the request before
-  // Register(): making a plan may take long, and needs no lock.
+  // True if the request begins an agreement. The caller then makes the layout's plan without the
+  // lock, because that may take long, and puts it into the request before Register().
   bool NeedsPlan(std::uint32_t rank, const LayoutRequest& request) const;
   // The layout is valid until the next call.
   absl::StatusOr<LayoutChannel*> Register(std::uint32_t rank, LayoutRequest request,
@@ -189,9 +189,10 @@ class LayoutSet {
   // ALREADY_REGISTERED if the rank has another layout of that name and does not replace it.
   absl::Status CheckName(std::uint32_t rank, const LayoutRequest& request,
                          const LayoutChannel* pending) const;
-  // Lets two kinds of request agree on one new layout: a rank that has released the old layout
-  // registers the new one, and another rank replaces the old layout by it. Both end the old layout.
-  // Exception: the agreement on the new layout began before the agreement on the old one.
+  // Lets two kinds of request agree on one new layout. Rank A has released the old layout, and
+  // registers the new one. Rank B registers the new one as the replacement of the old one. Both end
+  // the old layout. Exception: the agreement on the new layout began before the agreement on the
+  // old one.
   void MatchReplacement(std::uint32_t rank, LayoutRequest* request,
                         LayoutAgreement* agreement) const;
   // Takes the spec and the plan out of the request.

@@ -39,8 +39,8 @@ inline bool TakesPart(RankState state) {
   return state == RankState::kLive || state == RankState::kHeld || state == RankState::kLoading ||
          state == RankState::kHealing;
 }
-// The rank was lost, and no session of it marks buckets: its next session has not come, or does not
-// have the state of the model yet.
+// The rank is held or loading: it was lost, and its next session has not come, or does not have the
+// state of the model yet.
 inline bool IsMissing(RankState state) {
   return state == RankState::kHeld || state == RankState::kLoading;
 }

@@ -6,9 +6,9 @@
 // error names both. A rank that comes late to an operation that failed gets the same failure.
 //
 // A barrier goes on without a lost rank. So does a broadcast whose named root is another rank. The
-// rank's next session takes part again after operation N. N is the last operation that the others
-// call before the EndStep of that session's first complete step, or the last one that the lost
-// session called, if that is later. If operation N + 1 has ended by then, the rank's call of it is
+// rank's next session takes part again after operation N. N is the later of two: the last operation
+// that the others call before the EndStep of that session's first complete step, and the last one
+// that the lost session called. If operation N + 1 has ended by then, the rank's call of it is
 // answered at once: a barrier succeeds. A broadcast is a breach, because its data is gone.
 //
 // Externally synchronized: guarded by the job's lock. Owned by the job. Holds the ranks' staging

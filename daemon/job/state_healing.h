@@ -156,7 +156,7 @@ class StateHealing {
   // Where a rank stands for a replacement.
   enum class Standing : std::uint8_t {
     kNone,      // it does not have the state that the replacement needs
-    kHasState,  // it has that state, or will have it, but may change it
+    kHasState,  // it has that state or will have it, and may still change it
     kBegun,     // it has that state and does not change it; it answers once it waits
     kFrozen,    // the same, and it waits: it can be read
   };

@@ -36,8 +36,8 @@ inline constexpr UnreadLimits kPeerUnread{1 << 16, std::size_t{128} << 20};
 // Up to this many unread bytes are not charged to the job's user. A peer that reads leaves fewer.
 inline constexpr std::size_t kFreeUnreadBytes = 256 << 10;
 
-// The most that gRPC may read of a peer in vain. Of an honest one it reads less: at most 16 MiB,
-// which it reads ahead while a message waits for its turn. Mostly it is far less.
+// The most that gRPC may read of a peer in vain. An honest peer causes less: at most 16 MiB, which
+// gRPC reads ahead while a message waits for its turn. Mostly it is far less.
 inline constexpr VainBytes::Most kPeerVain = {32 << 20, 128 << 20, 1 << 20};
 
 }  // namespace gradsync::daemon

@@ -17,10 +17,10 @@
 namespace gradsync::daemon {
 
 // One message of a user has a turn at a time, and one message of an address. A ticket says since
-// when a user waits at an address; it has a new one after each turn there. Of the messages that can
-// have a turn, the one with the lowest ticket has the next. An address does not wait for a user
-// that has a turn elsewhere: another user goes first. But then no younger ticket of the first user
-// goes before that one. So nobody starves.
+// when a user waits at an address; it has a new one after each turn there. The next turn goes to
+// the lowest ticket among the messages that can have one. An address does not wait for a user that
+// has a turn elsewhere: another user goes first. But then no younger ticket of the first user goes
+// before that one. So nobody starves.
 //
 // Not thread-safe: PeerTurns guards it.
 class TurnQueue {

@@ -13,11 +13,10 @@
 
 namespace gradsync::daemon {
 
-// The server's own count is cheap, but can be too high or too low. Some calls never end in it.
-// Others have ended in it although a thread that reads their connection still holds them. The
-// connections' counts are right but costly. So they are asked for only if more than `most` open
-// calls may be those of busy connections, or if more than `most` calls have begun since the last
-// time. Not thread-safe.
+// The server's own count costs little, and can be wrong both ways: some calls never end in it, and
+// some end in it while a thread that reads their connection still holds them. The connections'
+// counts are right but costly. So they are asked for only if busy connections may have more than
+// `most` open calls, or if more than `most` calls have begun since the last time. Not thread-safe.
 class CallLimit {
  public:
   // A connection is busy if it has more than `few` open calls.

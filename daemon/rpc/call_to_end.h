@@ -20,9 +20,9 @@ struct OpenCall {
 // `open`: the open calls, as many as are allowed; the oldest first. `process` makes the new call.
 // Returns the place in `open` of the call to end; nullopt: refuse the new one.
 //
-// The process with the most calls loses one: its oldest call that waits for its client. If each of
-// its calls waits for the daemon, it loses the oldest, but only to a process that has fewer calls
-// even with the new one.
+// The process with the most calls loses one: its oldest call that waits for its client. If all of
+// its calls wait for the daemon, it loses the oldest one if `process` has fewer calls, the new one
+// included. Otherwise the new call is refused.
 inline std::optional<std::size_t> CallToEnd(const std::vector<OpenCall>& open, pid_t process) {
   std::map<pid_t, std::size_t> count;
   for (const OpenCall& call : open) ++count[call.process];

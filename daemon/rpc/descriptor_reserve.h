@@ -2,7 +2,8 @@
 // connections of users who have few, so that they can ask for health and status, and fetch memory.
 //
 // While it is not full, descriptors are scarce (DescriptorQuota): sessions, layouts and other nodes
-// get none. Otherwise they would take those that such a connection gives back.
+// get none. Otherwise they would use up the descriptors that the reserve gets back when such a
+// connection ends.
 
 #ifndef DAEMON_RPC_DESCRIPTOR_RESERVE_H_
 #define DAEMON_RPC_DESCRIPTOR_RESERVE_H_

@@ -18,8 +18,8 @@ inline constexpr std::size_t kMallocBytes = 16;
 // not for messages of steps.
 inline std::size_t MemoryOf(const google::protobuf::Message& message) {
   const std::size_t space = message.SpaceUsedLong();
-  // It leaves out what malloc adds. That is half of small objects, but little of a long text, which
-  // is as long on the wire.
+  // It leaves out what malloc adds: half as much again for small objects, but little for a long
+  // text. A text takes about its size on the wire: nothing is added for these bytes.
   return space + (space - std::min(space, message.ByteSizeLong())) / 2;
 }
 

@@ -43,9 +43,9 @@ class RankPort {
   RequestParts parts_;
 };
 
-// Takes any message of a rank but two. The callers handle OpenSession. A LeaseAnswer never leaves
-// the trainer's own daemon. A Status that is not OK ends the rank's session: the message breaks the
-// protocol, or a quota or the kernel refuses what it needs.
+// Takes every message of a rank except two: the callers handle OpenSession, and a LeaseAnswer never
+// leaves the trainer's own daemon. A Status that is not OK ends the rank's session: the message
+// breaks the protocol, or a quota or the kernel refuses what it needs.
 absl::Status TakeRankRequest(const v1::SessionRequest& request, const DecodeLimits& limits,
                              std::uint64_t now_ns, RankPort* port);
 

@@ -16,8 +16,8 @@ inline constexpr std::chrono::seconds kStopPatience(5);
 // A connection without a stream is closed after this.
 inline constexpr int kIdleConnectionMs = 30'000;
 
-// Thread-safe. The streams may outlive it. It alone notices when a thread of gRPC drops the last
-// reference to a stream.
+// Thread-safe. The streams may outlive it. A thread of gRPC may drop the last reference to a
+// stream; nothing else in the daemon notices that.
 class StreamCount {
  public:
   // A stream holds the result as long as it exists.

@@ -1,9 +1,8 @@
 // Answers the calls of methods that a server does not have: UNIMPLEMENTED.
 //
-// gRPC 1.51 could answer them itself, but not safely. Suppose that two threads serve the queue, and
-// such a call already waits when gRPC asks the queue for one: then the queue can hand out a null
-// tag. The cause is in server_cc.cc: the constructor of GenericAsyncRequest asks before the object
-// is an UnimplementedAsyncRequest.
+// gRPC 1.51 could answer them itself, but has a race: if two threads serve the queue, it can hand
+// out a null tag for a call that came before gRPC asked for one. The cause is in server_cc.cc: the
+// constructor of GenericAsyncRequest asks before the object is an UnimplementedAsyncRequest.
 
 #ifndef DAEMON_RPC_UNKNOWN_CALLS_H_
 #define DAEMON_RPC_UNKNOWN_CALLS_H_

@@ -31,9 +31,9 @@ namespace gradsync::daemon {
 // - a while after the client has closed its end;
 // - when the client leaves answers unread, and their memory does not fit the user's quota;
 // - when it exceeds a limit of HeaderFrames, or the headers of one of its calls are too long;
-// - when the headers whose end has not come are too long, over all connections together: then each
-//   connection that has such headers ends. gRPC keeps headers in memory, and does not limit them.
-//   In this case and the one before, the user is paused, too;
+// - when the unfinished headers of all connections together are too long: it ends each connection
+//   that has some. gRPC keeps headers in memory, and does not limit them. In this case and the one
+//   before, the user is paused, too;
 // - when the server stops.
 //
 // Thread-safe.
@@ -44,10 +44,10 @@ class UserConnections {
   // How often the owner calls Watch(), at least.
   static constexpr std::chrono::milliseconds kWatchPeriod{50};
   // When there are too many calls, a connection may stay if it has at most kFewCalls open, has
-  // begun at most kFewCalls lately, and has at most kFewBytes to read. "Lately" means since the
-  // newest look at the calls that is at least kWatchPeriod old. A newer look may have come right
-  // after a burst of calls. If the last look is more than a second old, no call counts as begun
-  // lately.
+  // begun at most kFewCalls lately, and has at most kFewBytes to read. Lately: since a look at the
+  // calls that is at least kWatchPeriod old, because a newer one may have come right after a burst
+  // of calls; or since the first look, if that is younger. A look more than a second after the one
+  // before is a first one: no call counts as begun lately.
   static constexpr std::uint64_t kFewCalls = 16;
   static constexpr std::size_t kFewBytes = 4 << 10;
 

@@ -19,7 +19,7 @@ class VainBytes {
   struct Most {
     std::uint64_t one = 0;   // of a connection
     std::uint64_t all = 0;   // of all connections of the client
-    std::uint64_t some = 0;  // above `all`, the connections with at most so many stay
+    std::uint64_t some = 0;  // if the sum exceeds `all`, each connection with more than this ends
   };
   // How many bytes may come with each call or message beside its own: frames, headers, TLS,
   // acknowledgements. An honest client sends fewer.

@@ -34,8 +34,8 @@ struct ClientProcess {
 // The process at the other end, and its user. Fails if the kernel does not know the process.
 absl::StatusOr<ucred> CredentialsOf(int socket);
 // Asks the kernel: SO_PEERCRED, then SO_PEERPIDFD or pidfd_open, then /proc for its pod. Fails if
-// the kernel does not know the process, or if it has ended. RESOURCE_EXHAUSTED: descriptors or
-// memory have run out, so that it cannot be told.
+// the kernel does not know the process, or if it has ended. RESOURCE_EXHAUSTED: the daemon lacks
+// descriptors or memory to find out.
 absl::StatusOr<ClientProcess> ClientOf(int socket, const CgroupReader& read = ReadCgroups);
 
 // A pidfd of process `pid`, if it runs as `uid`. Invalid otherwise, or if there is no such process.

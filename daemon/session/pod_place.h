@@ -31,14 +31,14 @@ struct PodPlace {
 // Reads the text of /proc/PID/cgroup, as the daemon sees it.
 //
 // Each pod has a quota of its own, so a path counts as a pod only if no trainer can make it. Such a
-// path begins with the kubelet's own cgroup, "kubepods" or "kubepods.slice", and has the pod at its
-// place in there. If the kubelet and containerd use different cgroup drivers, the pod is in the
-// root cgroup or in containerd's service instead. To make a cgroup beside or inside the kubelet's,
-// a process needs rights on the node's root cgroup. Inside containerd's service it needs rights on
-// the cgroup of that service. Elsewhere, users can make cgroups with any name: systemd gives each
-// user a part of the tree, and a container's runtime gives one to the container. Such a path is no
-// pod, whatever its names are. A pod may own the tree below itself, so names behind the pod's do
-// not count.
+// path begins with the kubelet's own cgroup, "kubepods" or "kubepods.slice". The next part names
+// the pod. For the classes "burstable" and "besteffort" a part for the class comes before it. If
+// the kubelet and containerd use different cgroup drivers, the pod is in the root cgroup or in
+// containerd's service instead. To make a cgroup beside or inside the kubelet's, a process needs
+// rights on the node's root cgroup. Inside containerd's service it needs rights on the cgroup of
+// that service. Elsewhere, users can make cgroups with any name: systemd gives each user a part of
+// the tree, and a container's runtime gives one to the container. Such a path is no pod, whatever
+// its names are. A pod may own the tree below itself, so names behind the pod's do not count.
 //
 // If the daemon has a cgroup namespace of its own, paths outside of it begin with "/..". The next
 // name is then a child of a cgroup that contains the daemon's, such as another pod beside the

@@ -52,7 +52,7 @@ struct SessionLimits {
   std::uint64_t lease_ns = 0;
   std::size_t layouts = 0;
   DescriptorQuota* descriptors = nullptr;  // null: not bounded
-  // Of an arena, mapped or unmapped in one turn; other values are for tests.
+  // The most bytes of an arena that one turn maps or unmaps. Other values are for tests.
   std::size_t turn_bytes = HostArena::kTurnBytes;
 };
 
@@ -137,8 +137,9 @@ class Session : public std::enable_shared_from_this<Session> {
     std::atomic<bool> mapping{false};
   };
 
-  // Runs `work` later, when the user's ended sessions are freed and the job has dropped its
-  // references to the memory that it has released so far. The turns that unmap it are queued then.
+  // Runs `work` after two things: the user's ended sessions are freed, and the job has dropped its
+  // references to the memory that it has released so far. That memory may still be mapped, but the
+  // turns that unmap it are queued.
   void AfterReleases(std::function<void()> work);
   // Queues the next turn of ArenaMapped().
   void MapLater(std::uint32_t channel, const std::shared_ptr<Layout>& layout);

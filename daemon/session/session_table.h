@@ -109,9 +109,10 @@ class SessionTable {
   // that the job can hold the rank. A process that still lives one lease later is killed. If the
   // daemon may not kill it, or the job would not hold the rank, the session ends with `why`.
   void ConnectionClosed(std::shared_ptr<Session> session, const absl::Status& why);
-  // The session has broken the protocol: ends it with `why`. A replacement that has completed no
-  // step yet ends alone, if the job would hold its rank: its client hears `why`, and the job holds
-  // the rank once the process has ended. If the process still lives one lease later, it is killed.
+  // The session has broken the protocol: ends it with `why`. If its rank is healing, and the job
+  // would hold the rank, only this session ends, unless the daemon drains: its client hears `why`,
+  // and the job holds the rank once the process has ended. A process that still lives one lease
+  // later is treated as under ConnectionClosed().
   void EndForBreach(const std::shared_ptr<Session>& session, const absl::Status& why);
   // True if the session waits for its process to end: its connection was closed, its process was
   // killed, or it broke the protocol.
@@ -145,8 +146,8 @@ class SessionTable {
   // Ends the closed sessions whose process has ended. Kills a process whose time has expired. If it
   // cannot be killed, or was killed already, ends its session. `all`: ends every closed session.
   void EndClosed(bool all);
-  // True if the process of this closed session has no other session that is open, and another rank
-  // of the job is there. So a process that still works for another job is not killed.
+  // True if the process of this closed session has no other open session, and another process has
+  // an open session of the job. So a process that still works for another job is not killed.
   bool MayBeKilled(const Session& session) const;
   // The session's time has expired. If the job would hold the rank once the process has ended,
   // kills the process, and returns true: the session ends with the process. It is killed because it

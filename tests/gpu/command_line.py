@@ -13,10 +13,10 @@ from run import Run
 
 HELP = """\
 Runs the bundle of tools/gpu_bundle on this machine: tests of the product against the real driver
-and NCCL, experiments on assumptions of the design, and benchmarks. Each part has a time limit, and
---limit bounds all parts together. After each part it writes the report again, as JSON and Markdown,
-and logs.tar.gz with every log: a run that is killed leaves those of its finished parts. tests/gpu/
-README.md says what each part decides.
+and NCCL, experiments on what the code assumes of GPUs, and benchmarks. Each part has a time limit,
+and --limit bounds all parts together. After each part it writes the report again, as JSON and
+Markdown, and logs.tar.gz with every log: a run that is killed leaves those of its finished parts.
+tests/gpu/README.md says what each part decides.
 
 Needs a GPU with its driver. Looks for NCCL in PyTorch's wheels (of the python3 in PATH), then where
 the loader finds libnccl.so.2. If nvidia-cuda-mps-control exists, starts and ends MPS for its
