@@ -98,8 +98,8 @@ absl::Status RankRules::CheckIdle(std::uint32_t rank, absl::string_view message,
   if (members_[rank].state == RankState::kLoading) {
     return Breach(rank,
                   absl::StrCat("rank ", rank, " of job '", terms_.job_id, "' sent ", message,
-                               " after it came back from a loss, and without the state of the "
-                               "model: send FetchState and StateDigests, and wait for "
+                               ", but it came back after a loss and does not have the state of the "
+                               "model yet. Send FetchState and StateDigests, and wait for "
                                "StateAdmitted first."));
   }
   // If the loss came after the last step, no step will ever heal the rank.

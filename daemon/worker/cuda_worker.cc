@@ -412,9 +412,9 @@ absl::StatusOr<std::string> CudaWorker::NewNcclId() {
     // The end of the process frees what NCCL keeps. The job's next worker begins anew.
     Fail(MakeError(
         absl::StatusCode::kResourceExhausted, reason::kQuota,
-        absl::StrCat("the job's coordinator asks for one more NCCL id, after ", unused_ids_.size(),
-                     " of this worker's that never connected, so the worker ends; look "
-                     "why the GPUs do not connect")));
+        absl::StrCat("the job's coordinator asks for another NCCL id, but ", unused_ids_.size(),
+                     " ids of this worker never connected. The worker ends. Find out why the GPUs "
+                     "do not connect")));
   }
   absl::StatusOr<std::string> id = NcclCommunicator::NewUniqueId(nccl_->get());
   if (id.ok()) unused_ids_.insert(*id);

@@ -233,7 +233,7 @@ TEST_F(StateHealingTest, RankThatLoadsDoesNotLeave) {
   for (const std::uint32_t rank : {1u, 2u}) Return(rank);
   for (const absl::Status& left : {job_->Leave(Of(1), /*exit=*/true), job_->Finish(Of(2))}) {
     EXPECT_EQ(ReasonOf(left), "PROTOCOL_VIOLATION");
-    EXPECT_TRUE(Says(left, "without the state of the model")) << left;
+    EXPECT_TRUE(Says(left, "does not have the state of the model yet")) << left;
   }
 }
 

@@ -578,8 +578,7 @@ ISOLATED_TEST(NcclLaunch, WorkerEndsAfterTooManyIdsThatDoNotConnect, MachineWith
   worker::Call call;
   call.mutable_new_nccl_id();
   EXPECT_FALSE(job.worker().Call(std::move(call)).ok());
-  EXPECT_THAT(job.worker().Ended().message(),
-              HasSubstr("16 of this worker's that never connected"));
+  EXPECT_THAT(job.worker().Ended().message(), HasSubstr("16 ids of this worker never connected"));
 }
 
 // NCCL says only that CUDA failed. So the worker adds how much memory is free.
