@@ -154,7 +154,7 @@ TEST(HealthWatch, TellsTheStateNowAndWhenTheDaemonDrains) {
 }
 
 // A client's header or text adds no line to the daemon's log.
-TEST(WhatAClientWrites, ForgesNoLineOfTheLog) {
+TEST(AskingClient, ForgesNoLineOfTheLog) {
   const TestDaemon daemon;
   const std::uint64_t patience_ns = AskWhileIdle(daemon);
   RawHttp2 client(daemon.socket(), 65535);

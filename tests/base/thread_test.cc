@@ -64,7 +64,7 @@ void StartWhenFree() {
   }
   _exit(0);
 }
-TEST(StartThreadTest, WhatGrpcStartsIsTriedAgain) {
+TEST(StartThreadTest, AThreadOfGrpcIsTriedAgain) {
   if (geteuid() != 0) GTEST_SKIP() << "the user's other processes would count";
   EXPECT_EXIT(StartWhenFree(), testing::ExitedWithCode(0), "");
 }

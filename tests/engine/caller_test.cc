@@ -37,7 +37,7 @@ TEST(CallerKeyOf, AUserOfThisMachineIsOneCallerWhateverItsAddress) {
       << "all unknown users are one caller";
 }
 
-TEST(CallerKeyOf, WhoMayRunADaemonIsACallerAtEachAddress) {
+TEST(CallerKeyOf, AUserWhoMayRunADaemonIsACallerAtEachAddress) {
   const Ip first = IpOf("127.0.0.1"), second = IpOf("127.0.0.2");
   for (const std::uint32_t user : {0u, static_cast<std::uint32_t>(geteuid())}) {
     EXPECT_NE(CallerKeyOf(first, {true, user}), CallerKeyOf(second, {true, user}));

@@ -100,7 +100,7 @@ TEST_F(AddressMemoryTest, AReservationCanLeaveItsAddress) {
   EXPECT_EQ(memory_.BytesOf("10.0.0.1"), 0u);
 }
 
-TEST(AddressMemory, WhatItGivesMayOutliveIt) {
+TEST(AddressMemory, ReservationsOutliveTheLimit) {
   ArenaQuota quota(kPerUser);
   auto memory = std::make_unique<AddressMemory>(kPerUser);
   const MemoryAccount account{&quota, Tenant(1), memory->Of("10.0.0.1", "10.0.0.1")};

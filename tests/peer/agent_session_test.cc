@@ -64,7 +64,7 @@ class AgentSessionTest : public testing::Test {
   std::shared_ptr<AgentSession> agent_;
 };
 
-TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedToTheJobsUser) {
+TEST_F(AgentSessionTest, UnreadMessagesAreChargedToTheJobsUser) {
   agent_->OnMessage(HelloOf(kUser));
   ASSERT_TRUE(agent_->greeted());
   v1::AttachResponse message;
@@ -79,7 +79,7 @@ TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedToTheJobsUser) {
 }
 
 // On the wire a launch has 1 byte for each session, and an empty bucket has 2.
-TEST_F(AgentSessionTest, WhatAnAgentLeavesUnreadIsChargedAsItIsInMemory) {
+TEST_F(AgentSessionTest, UnreadMessagesAreChargedAsTheyAreInMemory) {
   agent_->OnMessage(HelloOf(kUser));
   v1::AttachResponse launch;
   for (int rank = 0; rank < 100'000; ++rank) launch.mutable_launch()->add_incarnations(1);
@@ -219,7 +219,7 @@ TEST_F(AgentSessionTest, LinesOfTheLogCountForTheAddressWhateverUserAnAgentNames
 }
 
 // The user whom the agent names is charged, but the agent may name anyone.
-TEST_F(AgentSessionTest, WhatAnAddressMakesTheDaemonKeepHasABound) {
+TEST_F(AgentSessionTest, TheMemoryOfAnAddressHasABound) {
   AddressMemory addresses(Job::BytesFor(2000) / AddressMemory::kQuotas);
   node_.context.addresses = &addresses;
   agent_->OnMessage(HelloOf(kUser));

@@ -302,7 +302,7 @@ TEST_F(ConnectionLimitTest, RootIsACallerOfItsOwnAtEachAddress) {
   EXPECT_TRUE(AdmitLocal("127.0.0.2", 3, 0).ok());
 }
 
-TEST_F(ConnectionLimitTest, WhoIsUnknownOnThisMachineIsOneCaller) {
+TEST_F(ConnectionLimitTest, UnknownUsersOfThisMachineAreOneCaller) {
   ASSERT_TRUE(AdmitLocal("127.0.0.1", 1, std::nullopt).ok());
   ASSERT_TRUE(AdmitLocal("127.0.0.2", 2, std::nullopt).ok());
   EXPECT_FALSE(AdmitLocal("127.0.0.3", 3, std::nullopt).ok());
@@ -593,7 +593,7 @@ TEST_F(VainSenders, StayWhileNothingIsRead) {
   EXPECT_EQ(Look(), 0u);
 }
 
-TEST_F(VainSenders, WhatIsReadOfALaterConnectionWithTheSameNumberDoesNotCount) {
+TEST_F(VainSenders, BytesOfALaterConnectionWithTheSameNumberDoNotCount) {
   Sender closed = Connect(kStranger);
   const Sender other = Connect(kStranger);
   const int number = closed.ours.get();

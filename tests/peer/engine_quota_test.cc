@@ -89,7 +89,7 @@ TEST(EngineQuotaTest, OneTooManyCostsNothing) {
   EXPECT_EQ(memory.total_bytes(), 10u);
 }
 
-TEST(EngineQuotaTest, WhatItGivesOutlivesIt) {
+TEST(EngineQuotaTest, PlacesOutliveTheQuota) {
   std::shared_ptr<void> held;
   {
     EngineQuota quota(1, nullptr);

@@ -66,7 +66,7 @@ TEST_F(PeerTurnsTest, AUserWhoHasUsedMuchHasTurnsForAWhile) {
 }
 
 // Such a message is parsed before anybody knows that it needs a turn.
-TEST_F(PeerTurnsTest, WhatParsingTakesCountsForAMessageThatHasATurn) {
+TEST_F(PeerTurnsTest, TheTimeToParseCountsForAMessageThatHasATurn) {
   EXPECT_TRUE(alice_->HasShare(clock_.NowNs()));
   const std::uint64_t begin_ns = clock_.NowNs();
   clock_.Advance(20 * kMillisecond);

@@ -182,7 +182,7 @@ class AgentTurnsTest : public testing::Test {
 
 // Also a silent caller uses the daemon. Memory that it makes the daemon allocate goes back to the
 // system.
-TEST_F(AgentTurnsTest, WhoIsConnectedUsesTheDaemon) {
+TEST_F(AgentTurnsTest, AConnectedCallerUsesTheDaemon) {
   EXPECT_TRUE(Soon([this] { return used_.load(); }));
 }
 

@@ -127,7 +127,7 @@ TEST(DecodeOpenTest, BoundsTimeouts) {
 }
 
 // It lives as long as the session. What the client has added takes no memory there.
-TEST(DecodeOpenTest, WhatIsKeptForACoordinatorHasNoUnknownFieldsAndNoToken) {
+TEST(DecodeOpenTest, AMessageKeptForACoordinatorHasNoUnknownFieldsAndNoToken) {
   v1::OpenSession message = GoodOpen();
   message.set_token("secret");
   message.set_coordinator("10.0.0.1");

@@ -132,7 +132,7 @@ TEST(PodPlaceTest, PathsThatUsersCanMakeAreNoPods) {
          });
 }
 
-TEST(PodPlaceTest, WhatItCannotReadIsUnknown) {
+TEST(PodPlaceTest, UnreadableCgroupsAreUnknown) {
   const std::string a = kA;
   Expect(
       kUnknown,

@@ -67,7 +67,7 @@ def test_a_step_too_many_is_a_difference():
     assert difference([*links, dataclasses.replace(links[0], step=9)]) == (0, 9, "the")
 
 
-def test_what_is_written_can_be_read(tmp_path):
+def test_written_links_can_be_read(tmp_path):
     for link in chain():
         ChainWriter(tmp_path, link.rank).add(link)
     assert read_chain(tmp_path, 2) == chain()

@@ -54,7 +54,7 @@ def test_a_fast_step_may_take_a_millisecond_longer():
     ]
 
 
-def test_what_was_wrong_with_the_attacker_is_a_fault():
+def test_an_error_of_the_attacker_is_a_fault():
     one = Round("flood", {"small": IDLE}, {"small": IDLE}, FOOTPRINTS, ("attack flood: why",))
     assert faults_of(one) == ["attack flood: why"]
 

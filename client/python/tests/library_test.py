@@ -151,7 +151,7 @@ def test_every_export_exists_and_is_documented():
     [(_library.find, _library), (lambda: _programs.find("gradsyncctl"), _programs)],
     ids=["library", "program"],
 )
-def test_what_a_package_right_below_the_root_lacks_is_named(find, module, monkeypatch):
+def test_a_file_that_a_package_right_below_the_root_lacks_is_named(find, module, monkeypatch):
     """As `pip install --target /app` leaves it."""
     monkeypatch.delenv("GRADSYNC_LIBRARY", raising=False)
     monkeypatch.setattr(module, "__file__", "/nonexistent/gradsync/module.py")

@@ -528,7 +528,7 @@ def test_a_malformed_item_is_named(daemon, items, message):
             session.check_in_sync(lambda: items)
 
 
-def test_what_the_function_raises_is_raised(daemon):
+def test_an_error_of_the_function_is_raised(daemon):
     with gradsync.Session.join(options(daemon)) as session:
         with pytest.raises(ZeroDivisionError):
             session.check_in_sync(lambda: 1 / 0)

@@ -51,7 +51,7 @@ def test_wrong_usage_is_named(words, message, tmp_path, capsys):
         "--rdzv-backend=c10d --rdzv_endpoint localhost:0 --rdzv-conf timeout=60",
     ],
 )
-def test_what_changes_nothing_is_taken(words, tmp_path):
+def test_options_that_change_nothing_are_taken(words, tmp_path):
     script = tmp_path / "train.py"
     script.touch()
     options = command_line.parse([*words.split(), "--rdzv-id=a", str(script), "--rdzv-id"])

@@ -86,7 +86,7 @@ def test_a_daemon_that_ends_well_while_ranks_run_is_named(launch_alone, watch):
     assert "the last lines of gradsyncd:" in err and "INFO serving" in err
 
 
-def test_what_a_killed_launcher_leaves_is_removed(launch_alone, runtime, watch):
+def test_the_folder_of_a_killed_launcher_is_removed(launch_alone, runtime, watch):
     with launch_alone(script=HOLD) as launched, launch_alone(script=HOLD) as killed:
         (kept,) = launched.read(r"rank 0 \| (.*)\n", 1)
         (left,) = killed.read(r"rank 0 \| (.*)\n", 1)

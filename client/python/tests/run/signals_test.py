@@ -81,7 +81,7 @@ def test_a_launcher_that_is_killed_takes_ranks_and_daemon_along(launch_alone, wa
         assert all(process.has_ended() for process in [*ranks, daemon])
 
 
-def test_what_a_rank_leaves_behind_ends_with_it(launch, watch, tmp_path):
+def test_children_of_a_rank_end_with_it(launch, watch, tmp_path):
     go_on = tmp_path / "go-on"
     os.mkfifo(go_on)
     text = (
@@ -97,7 +97,7 @@ def test_what_a_rank_leaves_behind_ends_with_it(launch, watch, tmp_path):
     assert child.has_ended()
 
 
-def test_what_nohup_ignores_stays_ignored(launch):
+def test_a_signal_that_nohup_ignores_stays_ignored(launch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         launched = launch(script=script(PRINT + "; number == signal.SIGTERM and sys.exit(0)"))

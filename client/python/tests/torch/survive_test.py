@@ -646,7 +646,7 @@ def told(daemon):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_cannot_be_replaced_is_refused(told, case):
+def test_a_training_that_cannot_replace_ranks_is_refused(told, case):
     assert re.match(CASES[case], told.get(case, "nothing was refused")), told.get(case)
 
 

@@ -75,7 +75,7 @@ def test_equal_states_have_equal_texts_in_any_order():
         (torch.eye(2).to_sparse(), "'optimizer/groups/0/where' is a torch.sparse_coo tensor"),
     ],
 )
-def test_what_cannot_travel_is_named(value, what):
+def test_a_value_that_cannot_travel_is_named(value, what):
     from gradsync.torch import _state_image
 
     with pytest.raises(TypeError, match=what):
