@@ -21,8 +21,9 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroup:
     """
     if backend_options is not None:
         raise TypeError(
-            "gradsync: the process group takes no pg_options; set options of the job by "
-            "GRADSYNC_* variables"
+            "gradsync: the process group takes no pg_options. Its time-out is that of "
+            "init_process_group or new_group; the variables GRADSYNC_SOCKET, GRADSYNC_JOB_TOKEN "
+            "and GRADSYNC_COORDINATOR set the rest"
         )
     inner = _inner_group.make(options)
     group = ProcessGroup(options, inner)
