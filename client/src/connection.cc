@@ -102,7 +102,7 @@ absl::Status Connection::Join(absl::Time deadline) {
       return MakeError(absl::StatusCode::kUnavailable, reason::kWaitTimeout,
                        absl::StrCat("the daemon at ", options_.socket,
                                     " accepted the connection but does not answer; check that "
-                                    "gradsyncd is not stopped"),
+                                    "gradsyncd is not stopped (gradsyncctl health)"),
                        Fields());
     }
     if (!end_.ok()) return end_;
@@ -163,10 +163,10 @@ absl::Status Connection::AwaitGoodEnd(absl::string_view call) const {
   DaemonSilence silence(*this);
   absl::MutexLock lock(&mutex_);
   if (AwaitUnlessSilent(&mutex_, absl::Condition(&ended), deadline, &silence) != Awaited::kMet) {
-    return MakeError(
-        absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
-        absl::StrCat("the daemon does not answer ", call, "; check that gradsyncd is not stopped"),
-        Fields());
+    return MakeError(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
+                     absl::StrCat("the daemon does not answer ", call,
+                                  "; check that gradsyncd is not stopped (gradsyncctl health)"),
+                     Fields());
   }
   return ErrorReason(end_) == reason::kLeft ? absl::OkStatus() : end_;
 }

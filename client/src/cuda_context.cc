@@ -104,7 +104,9 @@ absl::Status CheckStreamOperations(const CudaDriver& driver, CUdevice device,
   }
   if (supported != 0) return absl::OkStatus();
   return MakeError(absl::StatusCode::kFailedPrecondition, reason::kGpuUnsupported,
-                   absl::StrCat(uuid, " has no 64-bit stream memory operations"));
+                   absl::StrCat(uuid,
+                                " has no 64-bit stream memory operations; keep the gradients in "
+                                "host memory"));
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ bool DaemonSilence::Look() {
 std::string DaemonSilence::Description() const {
   const auto silent = absl::Nanoseconds(MonotonicNs() - connection_.heard_ns());
   return absl::StrCat("gradsyncd has not answered for ", DurationText(silent), " (its lease is ",
-                      DurationText(connection_.lease()), "): check that it is not stopped");
+                      DurationText(connection_.lease()),
+                      "): check that it is not stopped (gradsyncctl health)");
 }
 
 Awaited AwaitUnlessSilent(absl::Mutex* mutex, const absl::Condition& condition, absl::Time deadline,

@@ -32,9 +32,10 @@ absl::Status Required(const char* name, const char* option, absl::string_view* v
   return client::MakeError(
       absl::StatusCode::kInvalidArgument, reason::kMalformed,
       absl::StrCat("environment variable ", name, " is not set, and the option ", option,
-                   " is not given; start the ranks with torchrun, which sets the variable "
-                   "(\"torchrun --nproc_per_node=2 TRAINER\" starts two), or give the option on "
-                   "every rank"));
+                   " is not given; a launcher sets the variable: start the ranks with \"python -m "
+                   "gradsync.run --nproc-per-node 2 TRAINER\" or \"torchrun --nproc_per_node=2 "
+                   "TRAINER\", each with --no-python before a TRAINER that is not Python; or give "
+                   "the option on every rank"));
 }
 
 absl::Status RequiredNumber(const char* name, const char* option, std::uint32_t* number) {

@@ -58,7 +58,7 @@ absl::StatusOr<GuardedSocket> GuardedSocket::Guard(int fd) {
   struct stat status;
   if (registered != 0 || fstat(fd, &status) != 0) {
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
-                     "a handler for fork(2) could not be registered");
+                     "a handler for fork(2) could not be registered; free memory");
   }
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (slots[i].taken.exchange(true)) continue;
@@ -67,7 +67,8 @@ absl::StatusOr<GuardedSocket> GuardedSocket::Guard(int fd) {
     return GuardedSocket(i);
   }
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
-                   absl::StrCat("more than ", slots.size(), " sessions in one process"));
+                   absl::StrCat("more than ", slots.size(),
+                                " sessions in one process; destroy sessions that are not used"));
 }
 
 GuardedSocket::GuardedSocket(GuardedSocket&& other) noexcept

@@ -122,7 +122,8 @@ absl::StatusOr<std::optional<JobChannel::Chunk>> JobChannel::AwaitChunk(absl::Ti
   }
   if (awaited == Awaited::kTimedOut) {
     return GiveUp(absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
-                  "the daemon did not answer in time; check that gradsyncd is not stopped");
+                  "the daemon did not answer in time; check that gradsyncd is not stopped "
+                  "(gradsyncctl health)");
   }
   if (!failed_.ok()) return failed_;
   // Done counts, also if the session ended right after it.

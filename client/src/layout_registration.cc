@@ -59,7 +59,8 @@ absl::Status LayoutRegistration::AwaitLocked(const bool* answered, absl::Time de
   if (!mutex_.AwaitWithDeadline(absl::Condition(&settled), deadline)) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason::kWaitTimeout,
-        "the daemon did not answer RegisterLayout; check that gradsyncd is not stopped");
+        "the daemon did not answer RegisterLayout; check that gradsyncd is not stopped "
+        "(gradsyncctl health)");
   }
   return failed_;
 }

@@ -34,7 +34,8 @@ absl::StatusOr<std::shared_ptr<MappedMemory>> MappedMemory::Map(int memfd, std::
   void* data = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
   if (data == MAP_FAILED) {
     return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
-                     absl::StrCat("no address space for ", bytes, " bytes of the ", what));
+                     absl::StrCat("no address space for ", bytes, " bytes of the ", what,
+                                  "; raise the limit (ulimit -v)"));
   }
   return absl::WrapUnique(new MappedMemory(static_cast<std::byte*>(data), bytes, whole));
 }

@@ -105,7 +105,8 @@ absl::Status OpenUnixSocket(int type, FileDescriptor* socket) {
   const int error = errno;
   if (error == EMFILE || error == ENFILE) return NoOpenFiles();
   return MakeError(absl::StatusCode::kResourceExhausted, reason::kMemory,
-                   absl::StrCat("no socket could be opened: ", ErrnoText(error)));
+                   absl::StrCat("no socket could be opened: ", ErrnoText(error),
+                                "; free memory, or let the sandbox allow Unix sockets"));
 }
 
 absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,
@@ -148,7 +149,8 @@ absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& 
           absl::StatusCode::kUnavailable, reason::kDaemonLost,
           absl::StrCat("no daemon at ", path, " within ", DurationText(now - start), " (",
                        ErrnoText(error),
-                       "); start gradsyncd or check that GRADSYNC_SOCKET names its socket"));
+                       "); start gradsyncd, or start the ranks with \"python -m gradsync.run\", or "
+                       "check that GRADSYNC_SOCKET names gradsyncd's socket"));
     }
     // Nothing announces a daemon that starts, so poll.
     absl::SleepFor(std::min(pause, deadline - now));
