@@ -127,8 +127,9 @@ absl::Status OperationChannel::AnswerLate(std::uint32_t rank, std::uint64_t sequ
   if (found == ended_.end()) {
     return MakeError(
         absl::StatusCode::kDeadlineExceeded, reason::kOperationTimeout,
-        absl::StrCat("operation ", sequence, " ended on the other ranks long ago; rank ", rank,
-                     " is far behind them"),
+        absl::StrCat(
+            "operation ", sequence, " ended on the other ranks long ago; rank ", rank,
+            " is far behind them. Call the same operations on every rank, and join again."),
         {{field::kJob, terms_.job_id}, {field::kRank, rank}, {field::kChannel, 0}});
   }
   const Ended& ended = found->second;

@@ -61,7 +61,12 @@ std::size_t CoordinatorLinkTable::Quota() const {
 void CoordinatorLinkTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sink,
                                 std::function<void(absl::StatusOr<Joined>)> joined) {
   const auto address = ParsePeerAddress(request.coordinator, options_.default_port);
-  if (!address.ok()) return joined(address.status());
+  if (!address.ok()) {
+    return joined(MakeError(address.status().code(), DetailsOf(address.status()),
+                            absl::StrCat(address.status().message(),
+                                         ": correct coordinator, GRADSYNC_COORDINATOR or "
+                                         "MASTER_ADDR")));
+  }
   const std::string text = address->Text();
   if (!options_.coordinators.Allows(*address) && !IsOwn(*address)) {
     return joined(

@@ -279,8 +279,10 @@ absl::Status Session::CheckLease(std::uint64_t now_ns) {
   if (expired_.exchange(true, std::memory_order_relaxed)) return absl::OkStatus();
   return MakeError(
       absl::StatusCode::kAborted, reason::kLeaseExpired,
-      absl::StrCat("its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
-                   " ms, longer than its lease; it is stopped or swapped out"),
+      absl::StrCat(
+          "its process answered nothing for ", (now_ns - heard_ns) / 1'000'000,
+          " ms, longer than its lease; it is stopped or swapped out: join again, and raise "
+          "gradsyncd's option lease if such stops are normal"),
       {{field::kJob, job_->job_id()}, {field::kRank, rank()}});
 }
 

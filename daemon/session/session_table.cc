@@ -65,7 +65,7 @@ absl::StatusOr<std::uint64_t> SessionTable::Admit(const ClientProcess& process,
   MutexLock lock(&mutex_);
   if (draining_) {
     return MakeError(absl::StatusCode::kUnavailable, reason::kDraining,
-                     "the daemon drains and takes no new session; try again");
+                     "the daemon drains and takes no new session; join again when it is back");
   }
   std::size_t& of_user = per_user_[process.tenant()];
   if (of_user >= policy_.quota_sessions_per_user) {
@@ -224,7 +224,7 @@ absl::StatusOr<std::vector<SessionTable::Descriptor>> SessionTable::Claim(
   MutexLock lock(&mutex_);
   const auto found = offers_.find(nonce);
   if (found == offers_.end() || clock_->NowNs() > found->second.expires_ns) {
-    return absl::NotFoundError("unknown, used or expired nonce; register again");
+    return absl::NotFoundError("unknown, used or expired nonce; register again, or join again");
   }
   if (found->second.uid != process.uid || found->second.pid != process.pid) {
     return absl::PermissionDeniedError("this nonce belongs to another process");

@@ -32,7 +32,8 @@ constexpr absl::Duration kMinHangLimit = absl::Seconds(5);
 
 absl::Status EngineLost(const std::string& node, absl::string_view how) {
   return MakeError(absl::StatusCode::kUnavailable, reason::kEngineLost,
-                   absl::StrCat("the engine process of node ", node, " ", how),
+                   absl::StrCat("the engine process of node ", node, " ", how,
+                                "; see the log of that node's daemon"),
                    {{field::kNode, node}});
 }
 

@@ -151,7 +151,8 @@ void WorkerProcess::BeginStop() {
 absl::Status WorkerProcess::Lost(absl::string_view how) const {
   if (options_.lost != nullptr) return options_.lost(how);
   return MakeError(absl::StatusCode::kUnavailable, reason::kWorkerLost,
-                   absl::StrCat("the GPU's worker process ", how));
+                   absl::StrCat("the GPU's worker process ", how,
+                                "; see the daemon's log, then join again from every rank"));
 }
 
 absl::Status WorkerProcess::EndReason() const {
