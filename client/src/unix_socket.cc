@@ -28,19 +28,27 @@ std::string ErrnoText(int error) {
   return strerror_r(error, text.data(), text.size());
 }
 
+std::string GroupName(gid_t gid) {
+  std::array<char, 4096> buffer;
+  struct group entry;
+  struct group* found = nullptr;
+  const bool named =
+      getgrgid_r(gid, &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr;
+  return named ? found->gr_name : absl::StrCat(gid);
+}
+
 absl::Status NoPermission(const std::string& path) {
   std::string hint = "check the permissions of the socket and of its directory";
+  const std::string folder = path.substr(0, path.rfind('/'));
   struct stat status;
   if (stat(path.c_str(), &status) == 0) {
-    std::array<char, 4096> buffer;
-    struct group entry;
-    struct group* found = nullptr;
-    const bool named =
-        getgrgid_r(status.st_gid, &entry, buffer.data(), buffer.size(), &found) == 0 &&
-        found != nullptr;
     hint = absl::StrCat("it belongs to user id ", status.st_uid, " and group ",
-                        named ? found->gr_name : absl::StrCat(status.st_gid),
-                        "; run the trainer as a member of that group");
+                        GroupName(status.st_gid), "; run the trainer as a member of that group");
+  } else if (stat(folder.c_str(), &status) == 0 && (status.st_mode & S_IXGRP) != 0) {
+    const std::string group = GroupName(status.st_gid);
+    hint = absl::StrCat("its folder ", folder, " belongs to group ", group,
+                        "; add yourself to it (sudo usermod --append --groups ", group,
+                        " \"$USER\"), then log in again");
   }
   return MakeError(
       absl::StatusCode::kPermissionDenied, reason::kCredentials,

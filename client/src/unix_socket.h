@@ -42,7 +42,8 @@ enum class Absent : std::uint8_t { kNotYet, kLost };
 // Connects to `path`. With kNotYet, retries until the deadline while nobody listens. While too many
 // processes connect at once, waits until the deadline for a place.
 //   INVALID_ARGUMENT   MALFORMED: the path is too long.
-//   PERMISSION_DENIED  CREDENTIALS: not retried; the message names the socket's owner.
+//   PERMISSION_DENIED  CREDENTIALS: not retried; the message names the group of the socket or
+//                      of its folder.
 //   UNAVAILABLE        DAEMON_LOST: until the deadline nobody listened, or the daemon accepted no
 //                      connection. With kLost, nobody listened when it was called.
 absl::Status ConnectUnixSocket(const FileDescriptor& socket, const std::string& path, Absent absent,

@@ -21,6 +21,7 @@
 #include "gmock/gmock.h"
 #include "gradsync/shared_memory.h"
 #include "gtest/gtest.h"
+#include "tests/kit/obey_permissions.h"
 #include "tests/kit/soon.h"
 #include "tests/kit/temporary_directory.h"
 #include "tests/kit/thread_sleep.h"
@@ -302,6 +303,24 @@ TEST_F(FdSocketTest, DeniedConnectNamesTheGroup) {
   FileDescriptor client;
   ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
   ASSERT_TRUE(ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now()).ok());
+}
+
+TEST_F(FdSocketTest, FolderThatHidesTheSocketIsNamedWithItsGroup) {
+  FileDescriptor client;
+  ASSERT_TRUE(OpenUnixSocket(SOCK_SEQPACKET, &client).ok());
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0010), 0);
+  absl::Status connected;
+  std::thread connecting([&] {
+    ObeyPermissions();
+    connected = ConnectUnixSocket(client, path_, Absent::kNotYet, absl::Now());
+  });
+  connecting.join();
+  EXPECT_EQ(chmod(directory_.path().c_str(), 0700), 0);
+  EXPECT_EQ(connected.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(ErrorReason(connected), "CREDENTIALS");
+  const std::string message(connected.message());
+  EXPECT_THAT(message, HasSubstr("its folder " + directory_.path() + " belongs to group"));
+  EXPECT_THAT(message, HasSubstr("usermod --append --groups"));
 }
 
 }  // namespace

@@ -1,11 +1,8 @@
 // gradsyncctl against a server with prepared answers: what it prints where, and its exit status.
 
-#include <linux/capability.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -20,6 +17,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "tests/ctl/fake_introspection.h"
+#include "tests/kit/obey_permissions.h"
 #include "tests/kit/temporary_directory.h"
 #include "tools/gradsyncctl/run_command.h"
 
@@ -375,15 +373,6 @@ TEST(UnreachableTest, ClosedConnectionIsReported) {
   EXPECT_THAT(outcome.error, HasSubstr("closed the connection"));
 }
 
-// Makes the calling thread obey permissions from now on: without CAP_DAC_OVERRIDE even root does.
-void ObeyPermissions() {
-  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
-  __user_cap_data_struct capabilities[_LINUX_CAPABILITY_U32S_3] = {};
-  ASSERT_EQ(syscall(SYS_capget, &header, capabilities), 0);
-  capabilities[0].effective &= ~(1u << CAP_DAC_OVERRIDE);
-  ASSERT_EQ(syscall(SYS_capset, &header, capabilities), 0);
-}
-
 TEST(UnreachableTest, PermissionIsExplained) {
   const TemporaryDirectory directory;
   const std::string path = directory.File("d.sock");
@@ -398,6 +387,20 @@ TEST(UnreachableTest, PermissionIsExplained) {
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_THAT(outcome.error, HasSubstr("not allowed to connect to " + path));
   EXPECT_THAT(outcome.error, HasSubstr("join its group"));
+}
+
+TEST(UnreachableTest, FolderThatHidesTheSocketIsExplained) {
+  const TemporaryDirectory directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0010), 0);
+  Outcome outcome;
+  std::thread asker([&] {
+    ObeyPermissions();
+    outcome = RunCtl({"status", "--socket", directory.File("d.sock")});
+  });
+  asker.join();
+  EXPECT_EQ(chmod(directory.path().c_str(), 0700), 0);
+  EXPECT_EQ(outcome.exit_status, 2);
+  EXPECT_THAT(outcome.error, HasSubstr("of its folder " + directory.path()));
 }
 
 }  // namespace

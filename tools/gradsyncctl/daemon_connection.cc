@@ -31,9 +31,15 @@ std::string HowToStart(const std::string& socket) {
 
 absl::Status PermissionDenied(const std::string& socket, const struct stat* file) {
   std::string group_hint = "join the group of the socket's directory";
+  const std::string folder = socket.substr(0, socket.rfind('/'));
+  struct stat around = {};
   if (file != nullptr) {
     if (const group* owner = getgrgid(file->st_gid); owner != nullptr) {
       group_hint = absl::StrCat("join its group ", owner->gr_name);
+    }
+  } else if (stat(folder.c_str(), &around) == 0 && (around.st_mode & S_IXGRP) != 0) {
+    if (const group* owner = getgrgid(around.st_gid); owner != nullptr) {
+      group_hint = absl::StrCat("join group ", owner->gr_name, " of its folder ", folder);
     }
   }
   return absl::PermissionDeniedError(absl::StrCat("not allowed to connect to ", socket, ": ",
