@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -46,6 +47,15 @@ int NewMemfd(const std::string& name) {
   return memfd_create(name.c_str(), kFlags);
 }
 
+absl::Status NoMemory(int error, const std::string& name, std::size_t bytes, const char* call) {
+  return MakeError(
+      absl::StatusCode::kResourceExhausted, reason::kMemory,
+      absl::StrCat("gradsyncd gets no memory for ", name, " (", bytes, " bytes): ", call, ": ",
+                   std::strerror(error),
+                   "; allow memfd_create in its sandbox (seccomp), free memory, or raise its limit "
+                   "of file sizes (LimitFSIZE, ulimit -f)"));
+}
+
 }  // namespace
 
 absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, std::size_t bytes) {
@@ -59,13 +69,13 @@ absl::StatusOr<SealedMemory> SealedMemory::Create(const std::string& name, std::
                      "no descriptor for ",
                      name, "; raise LimitNOFILE of its unit (ulimit -n)"));
   }
-  if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat("memfd_create for ", name));
+  if (fd < 0) return NoMemory(errno, name, *size, "memfd_create");
   SealedMemory memory(fd, *size);
   if (ftruncate(fd, static_cast<off_t>(*size)) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("ftruncate of ", name, " to ", *size, " bytes"));
+    return NoMemory(errno, name, *size, "ftruncate");
   }
   if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("sealing ", name));
+    return NoMemory(errno, name, *size, "F_ADD_SEALS");
   }
   return memory;
 }

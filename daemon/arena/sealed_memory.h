@@ -24,8 +24,8 @@ class SealedMemory {
   // huge pages: if a huge page reached beyond the end, its part behind the end would count as
   // allocated. Touches no page: the first process that touches a page is charged for it. `name`
   // shows in /proc/PID/maps, truncated to the kernel's limit. INVALID_ARGUMENT if no file can have
-  // this size. Otherwise the kernel's error, for example RESOURCE_EXHAUSTED if there is no free
-  // descriptor.
+  // this size. RESOURCE_EXHAUSTED OPEN_FILES: there is no free descriptor. RESOURCE_EXHAUSTED
+  // MEMORY: the kernel refuses the memory.
   static absl::StatusOr<SealedMemory> Create(const std::string& name, std::size_t bytes);
 
   SealedMemory(SealedMemory&& other) noexcept;

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -107,6 +108,19 @@ TEST(HostArenaTest, TooManyOpenFilesAreNamed) {
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
   EXPECT_EQ(DetailsOf(arena.status()).reason, "OPEN_FILES");
+}
+
+TEST(HostArenaTest, RefusedMemoryIsNamed) {
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit limit{}, none{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  none.rlim_max = limit.rlim_max;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  const auto arena = HostArena::Create("arena-test", kPage);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();
+  EXPECT_EQ(DetailsOf(arena.status()).reason, "MEMORY");
+  EXPECT_NE(arena.status().message().find("ulimit -f"), absl::string_view::npos) << arena.status();
 }
 
 TEST(HostArenaTest, LongNamesAreTruncated) {
