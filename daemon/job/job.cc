@@ -191,6 +191,11 @@ bool Job::NoteOtherToken() {
   return true;
 }
 
+void Job::NoteNoPeers() {
+  MutexLock lock(&mutex_);
+  members_.NoteNoPeers();
+}
+
 void Job::UseNodeGroup(std::shared_ptr<Reducer> node_group) {
   MutexLock lock(&mutex_);
   if (node_group_ == nullptr) node_group_ = std::move(node_group);

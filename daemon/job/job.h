@@ -118,6 +118,9 @@ class Job final : public JobPort, public std::enable_shared_from_this<Job> {
   // Notes that a job of the same user and id has another token. From now on, errors and notices
   // about ranks that have not joined say so. True if this is new.
   bool NoteOtherToken();
+  // Notes that ranks may be on other nodes, and cannot join. From now on, errors and notices about
+  // ranks that have not joined say so.
+  void NoteNoPeers();
 
   // Sets the reducer for operations with ranks on other nodes. Only the first call has an effect.
   void UseNodeGroup(std::shared_ptr<Reducer> node_group);

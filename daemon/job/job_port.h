@@ -114,6 +114,7 @@ struct JoinRequest {
   JobOptions options;
   std::uint64_t incarnation = 0;  // of its session, on its node
   std::string coordinator;        // address of rank 0's daemon; empty: this daemon
+  bool lacks_peers = false;       // a coordinator is named, but this daemon has no peer_listen
   std::uint64_t patience_ns = 0;  // how long the rank waits for that daemon
   // How many connections to that daemon have ended before its first message.
   std::uint32_t connections_lost = 0;

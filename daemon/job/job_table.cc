@@ -194,6 +194,7 @@ void JobTable::Join(const JoinRequest& request, std::shared_ptr<SessionSink> sin
   auto job = Join(request.key, request.rank, request.world_size, request.options,
                   request.incarnation, std::move(sink), {/*node=*/"", request.pod, nullptr});
   if (!job.ok()) return joined(job.status());
+  if (request.lacks_peers) (*job)->NoteNoPeers();
   const std::uint64_t generation = (*job)->identity().generation;
   joined(Joined{*std::move(job), generation});
 }

@@ -74,7 +74,7 @@ void TellLateRanks(absl::string_view wait, absl::Duration waited, const LateRank
                    const std::vector<std::uint32_t>& waiting, Membership* members,
                    DeferredActions* actions) {
   if (late.empty()) return;
-  const std::string hint = members->OtherTokenHint();
+  const std::string hint = members->AbsenceHint();
   std::string text = absl::StrCat(wait, " after ", DurationText(waited), ": ", late.Text(),
                                   hint.empty() ? "" : ".", hint);
   for (const std::uint32_t rank : waiting) {

@@ -184,7 +184,7 @@ void LayoutAgreement::Tick(std::uint64_t now_ns, DeferredActions* actions) {
                  absl::StrCat("layout '", name(), "' was not agreed in time",
                               list("registered", absent), list("mapped", unmapped),
                               ". Check that those trainers run and use the same job_id.",
-                              members_->OtherTokenHint()),
+                              members_->AbsenceHint()),
                  {{field::kJob, terms_.job_id},
                   {field::kRank, absent.empty() ? unmapped.First() : absent.First()},
                   {field::kChannel, channel_}}),

@@ -176,11 +176,20 @@ class Membership {
   // that job.
   void NoteOtherToken() { other_token_ = true; }
   bool other_token() const { return other_token_; }
-  // The sentence about that for an error or a notice. It begins with a space, or is empty.
-  std::string OtherTokenHint() const {
-    if (!other_token_ || Formed()) return "";
-    return " Ranks with another token have joined a job with the same job_id: set the same "
-           "GRADSYNC_JOB_TOKEN on every rank, or give each run its own job_id.";
+  // Notes that a rank named a coordinator, although this node's daemon has no peer_listen. The
+  // absent ranks may be on other nodes.
+  void NoteNoPeers() { no_peers_ = true; }
+  // Sentences about these notes for an error or a notice. They begin with a space, or are empty.
+  std::string AbsenceHint() const {
+    if (Formed()) return "";
+    return std::string(
+               other_token_
+                   ? " Ranks with another token have joined a job with the same job_id: set the "
+                     "same GRADSYNC_JOB_TOKEN on every rank, or give each run its own job_id."
+                   : "") +
+           (no_peers_ ? " This node's daemon has no peer_listen, so ranks on other nodes cannot "
+                        "join: set it on every node."
+                      : "");
   }
   // True if every rank has joined once.
   bool Formed() const { return Count(RankState::kAbsent) == 0; }
@@ -255,6 +264,7 @@ class Membership {
   std::optional<std::uint32_t> exited_;
   std::vector<std::uint32_t> stayed_;
   bool other_token_ = false;
+  bool no_peers_ = false;
   std::uint64_t last_actions_ = 0;  // the last DeferredActions::number
   const std::string here_;
 };

@@ -407,7 +407,7 @@ void OperationChannel::Tick(std::uint64_t now_ns, DeferredActions* actions) {
   }
   Fail(
       [sequence = sequence_, what = spec_.Describe(), missing = RankList(MissingRanks()),
-       job = terms_.job_id, hint = members_->OtherTokenHint()](std::uint32_t reader) {
+       job = terms_.job_id, hint = members_->AbsenceHint()](std::uint32_t reader) {
         const auto name = [reader](std::uint32_t rank) {
           return absl::StrCat(rank, rank == reader ? " (this rank)" : "");
         };

@@ -124,6 +124,7 @@ void SessionTable::Open(const ClientProcess& process, const OpenRequest& request
   if (join.options.step_timeout_ns == 0) join.options.step_timeout_ns = policy_.step_timeout_ns;
   join.incarnation = *incarnation;
   join.coordinator = request.coordinator;
+  join.lacks_peers = finder_ == jobs_ && !request.coordinator.empty();
   join.patience_ns = request.patience_ns;
   join.client = request.client;
   join.message = request.message;

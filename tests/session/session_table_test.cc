@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "daemon/base/error.h"
 #include "proto/gradsync/shared_memory.h"
 #include "tests/kit/forked_child.h"
@@ -395,6 +396,27 @@ TEST_F(SessionTableTest, DrainRefusesNewSessionsOnly) {
   EXPECT_FALSE(opened.ended());
   jobs_.EndAll(MakeError(absl::StatusCode::kUnavailable, reason::kDraining, "the daemon stops"));
   ExpectError(opened.end(), absl::StatusCode::kUnavailable, "DRAINING", {});
+}
+
+TEST_F(SessionTableTest, TimeOutSaysThatRanksOnOtherNodesCannotJoin) {
+  for (const std::string coordinator : {"", "node-0"}) {
+    OpenRequest request;
+    request.job_id = "with '" + coordinator + "'";
+    request.world_size = 2;
+    request.coordinator = coordinator;
+    auto sink = std::make_shared<RecordingSink>();
+    const Opened opened{OpenNow(Client(), request, sink), sink};
+    ASSERT_TRUE(opened.session.ok()) << opened.session.status();
+    LayoutRequest layout = Layout(1);
+    layout.deadline_ns = clock_.NowNs();
+    Register(opened, layout);
+    sessions_.Tick();
+    const auto failed = sink->Of<LayoutFailedMessage>();
+    ASSERT_EQ(failed.size(), 1u);
+    const absl::Status& why = failed[0].status;
+    ExpectError(why, absl::StatusCode::kDeadlineExceeded, "LAYOUT_TIMEOUT", {"rank 1"});
+    EXPECT_EQ(absl::StrContains(why.message(), "has no peer_listen"), !coordinator.empty()) << why;
+  }
 }
 
 TEST_F(SessionTableTest, TickChecksTheJobsDeadlines) {
