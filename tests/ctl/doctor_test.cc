@@ -4,14 +4,17 @@
 
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/base/unique_fd.h"
@@ -24,10 +27,28 @@
 #include "tools/gradsyncctl/json.h"
 #include "tools/gradsyncctl/render.h"
 
+namespace {
+
+// Whether the kernel is older than Linux 6.16.
+bool passes_descriptors = false;
+
+}  // namespace
+
+// Takes the place of the C library's.
+extern "C" int setsockopt(int fd, int level, int name, const void* value, socklen_t size) noexcept {
+  constexpr int kPassRights = 83;  // SO_PASSRIGHTS; Debian 12's headers lack it
+  if (passes_descriptors && level == SOL_SOCKET && name == kPassRights) {
+    errno = ENOPROTOOPT;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_setsockopt, fd, level, name, value, size));
+}
+
 namespace gradsync {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 using testing::IsEmpty;
 using testing::StartsWith;
 
@@ -159,6 +180,23 @@ TEST_F(DoctorTest, SocketOpenToEveryUserIsAWarning) {
   ASSERT_EQ(chmod(subject_.socket.c_str(), 0666), 0);
   EXPECT_EQ(Of("socket").verdict, Verdict::kWarning);
   EXPECT_THAT(Of("socket").remedy, HasSubstr("socket_mode"));
+}
+
+TEST_F(DoctorTest, OtherUsersDaemonThatClientsCanStopIsNamed) {
+  constexpr uid_t kOther = 12345;
+  Listen();
+  EXPECT_THAT(Of("daemon's user").what, Not(HasSubstr("6.16")));
+  bool is_other = false;
+  std::thread([&] {
+    // For this thread alone. The kernel notes who listened last.
+    is_other = syscall(SYS_setresuid, kOther, kOther, kOther) == 0 && listen(stream_.get(), 8) == 0;
+  }).join();
+  if (!is_other) GTEST_SKIP() << "it cannot become another user";
+  passes_descriptors = true;
+  const Finding finding = Of("daemon's user");
+  passes_descriptors = false;
+  EXPECT_THAT(finding.what, StartsWith("user 12345"));
+  EXPECT_THAT(finding.what, HasSubstr("before Linux 6.16"));
 }
 
 TEST_F(DoctorTest, ReachedCgroupMemoryLimitIsAWarning) {

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "daemon/base/passed_descriptors.h"
 #include "daemon/base/unique_fd.h"
 #include "tools/gradsyncctl/doctor/checks.h"
 
@@ -153,9 +154,13 @@ DaemonProcessOwner CheckSockets(const DoctorSubject& subject, Findings* findings
   socklen_t size = sizeof(credentials);
   if (grpc.valid() && getsockopt(grpc.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0) {
     owner = {true, credentials.uid, credentials.pid};
+    const std::string who =
+        absl::StrCat("user ", UserName(owner.uid), owner.uid == geteuid() ? ", as you are" : "",
+                     owner.pid == 0 ? "" : absl::StrCat(", pid ", owner.pid));
+    // Asks the kernel: what this end refuses does not matter.
+    const bool safe = owner.uid == geteuid() || daemon::RefuseDescriptors(grpc.get());
     AddOk("daemon's user",
-          absl::StrCat("user ", UserName(owner.uid), owner.uid == geteuid() ? ", as you are" : "",
-                       owner.pid == 0 ? "" : absl::StrCat(", pid ", owner.pid)),
+          absl::StrCat(who, safe ? "" : "; before Linux 6.16 it must let in trusted users alone"),
           findings);
   }
   CheckSocket("fd socket", absl::StrCat(absl::StripSuffix(subject.socket, ".sock"), "-fd.sock"),
