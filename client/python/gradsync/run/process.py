@@ -11,16 +11,25 @@ from collections.abc import Mapping, Sequence
 from typing import Optional
 
 _PR_SET_PDEATHSIG = 1
+_SYS_PIDFD_OPEN = 434  # on every architecture but Alpha
 # Loaded here, since little may be called between fork and exec.
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _pidfd_open(pid: int) -> int:
+    """os.pidfd_open, which some builds of Python lack, such as conda's."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    pidfd = int(_libc.syscall(ctypes.c_long(_SYS_PIDFD_OPEN), pid, 0))
+    if pidfd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return pidfd
 
 
 def why_unwatchable() -> Optional[str]:
     """Why Process cannot notice the end of a process; None: it can."""
     try:
-        os.close(os.pidfd_open(os.getpid()))
-    except AttributeError:
-        return "this Python was built without pidfd_open"
+        os.close(_pidfd_open(os.getpid()))
     except OSError as error:
         return f"pidfd_open: {error.strerror}"
     return None
@@ -71,7 +80,7 @@ class Process:
         )
         assert self._popen.stdout is not None and self._popen.stderr is not None
         self.pid = self._popen.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        self.pidfd = _pidfd_open(self.pid)
         self.stdout = self._popen.stdout.fileno()
         self.stderr = self._popen.stderr.fileno()
         for descriptor in (self.stdout, self.stderr):

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import select
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ import textwrap
 import pytest
 from gradsync.run import command_line
 from gradsync.run.launch import Launch
+from gradsync.run.process import Process, why_unwatchable
 from launched import TRAINER, Launched
 
 SHOW = "import json; print(json.dumps(dict(os.environ)))"
@@ -143,6 +145,16 @@ def test_a_kernel_without_pidfd(tmp_path, monkeypatch, capfd):
     said = capfd.readouterr().err
     assert "pidfd_open: Operation not permitted" in said and "seccomp" in said
     assert not (tmp_path / "started").exists()
+
+
+def test_a_python_without_pidfd_open(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    assert why_unwatchable() is None
+    process = Process("rank 0", ["/bin/sh", "-c", "exit 3"], {})
+    assert select.select([process.pidfd], [], [], 60)[0]
+    process.reap(0.0)
+    process.close()
+    assert process.status == 3
 
 
 def test_the_standard_input_of_ranks_is_empty(tmp_path, daemon):
