@@ -32,7 +32,7 @@ def usual_socket() -> str:
 
 
 def why_silent(path: str) -> Optional[str]:
-    """Why no daemon answers at `path`; None: one does."""
+    """Says that no daemon answers at `path`, or refuses this user, and why; None: one answers."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_CONNECT_S)
         try:
@@ -40,9 +40,15 @@ def why_silent(path: str) -> Optional[str]:
         except BlockingIOError:  # its queue is full: it has a lot to do
             return None
         except OSError as error:
+            if error.errno == errno.EACCES:
+                return (
+                    f"you may not connect to {path}: join its group (gradsyncctl doctor --socket "
+                    f"{path} says which)"
+                )
+            why = error.strerror or str(error)
             if error.errno == errno.ENOENT:
-                return "there is no such socket"
-            return error.strerror or str(error)
+                why = "there is no such socket"
+            return f"no daemon answers at {path} ({why})"
     return None
 
 

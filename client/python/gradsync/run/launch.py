@@ -90,14 +90,14 @@ class Launch:
             return path
         if self._options.nodes > 1:
             self._output.say(
-                f"no daemon answers at {path} ({why}). A job on several nodes needs a gradsyncd on "
-                "each, started with --peer_listen; name its socket in GRADSYNC_SOCKET"
+                f"{why}. A job on several nodes needs a gradsyncd on each, started with "
+                "--peer_listen; name its socket in GRADSYNC_SOCKET"
             )
             raise _Ended(1)
         try:
             self._daemon = PrivateDaemon()
         except OSError as error:
-            self._output.say(f"no daemon answers at {path} ({why}), and none can start: {error}")
+            self._output.say(f"{why}, and no private daemon can start: {error}")
             raise _Ended(1) from None
         daemon = self._daemon
         self._listen_to(daemon.process, number=None)
@@ -115,8 +115,8 @@ class Launch:
             self._output.say(f"gradsyncd {how}{self._last_lines(daemon.process)}")
             raise _Ended(1)
         self._output.say(
-            f"no daemon answers at {path} ({why}): this job has its own. To ask it: gradsyncctl "
-            f"status --socket {daemon.socket}"
+            f"{why}. This job has its own daemon. To ask it: gradsyncctl status --socket "
+            f"{daemon.socket}"
         )
         return daemon.socket
 

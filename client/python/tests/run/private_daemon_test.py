@@ -1,11 +1,14 @@
 """The daemon that the launcher starts where none answers."""
 
+import errno
 import os
 import pathlib
 import signal
+import socket
 import stat
 
 import pytest
+from gradsync.run.daemon import why_silent
 from launched import TRAINER, daemon_of
 
 # Prints the socket, then waits for a signal.
@@ -35,6 +38,16 @@ def test_it_is_this_users_alone_and_ends_with_the_job(launch_alone, runtime, wat
     assert list(runtime.iterdir()) == []
 
 
+def test_a_socket_that_is_closed_to_this_user(monkeypatch):
+    def connect(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    why = why_silent("/run/d.sock")
+    assert why.startswith("you may not connect to /run/d.sock") and "gradsyncctl doctor" in why
+    assert "no daemon answers" not in why
+
+
 @pytest.mark.parametrize("folder", ["", "relative", "/nonexistent", "/dev/null", "long"])
 def test_a_runtime_directory_that_cannot_be_used(launch_alone, folder, tmp_path):
     if folder == "long":
@@ -61,7 +74,7 @@ def test_a_daemon_that_cannot_start_shows_its_log(launch_alone, tmp_path):
 def test_a_daemon_that_is_missing(launch_alone):
     environment = {"GRADSYNC_DAEMON": "/nonexistent/gradsyncd"}
     status, _, err = launch_alone(script="", environment=environment).end()
-    assert status == 1 and "none can start" in err and "/nonexistent/gradsyncd" in err
+    assert status == 1 and "no private daemon can start" in err and "/nonexistent/gradsyncd" in err
 
 
 def test_a_daemon_that_dies_ends_the_job_and_shows_its_log(launch_alone, watch):
