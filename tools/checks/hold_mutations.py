@@ -684,8 +684,8 @@ MUTATIONS = (
     Mutation(
         "a rank that refused is a better source",
         "daemon/job/state_healing.cc",
-        "if (rank == replacement || IsGivenUp(rank)) continue;",
-        "if (rank == replacement) continue;",
+        "HasGivenUp(request, members_->SessionOf(rank))) continue;",
+        "HasGivenUp(request, transfer_->replacement())) continue;",
     ),
     Mutation(
         "late digests are a breach",
@@ -706,8 +706,8 @@ MUTATIONS = (
     Mutation(
         "a rank that refused is asked for digests",
         "daemon/job/state_healing.cc",
-        "standing < Standing::kBegun || HasGivenUp(*RequestOf(replacement), session)",
-        "standing < Standing::kBegun",
+        "standing < Standing::kBegun || HasGivenUp(request, session)",
+        "standing < Standing::kBegun || HasGivenUp(request, replacement)",
     ),
     Mutation(
         "a rank is admitted before all have answered",
@@ -742,8 +742,8 @@ MUTATIONS = (
     Mutation(
         "a request that cannot be served blocks the others",
         "daemon/job/state_healing.cc",
-        "      if (transfer_.has_value()) return;\n      ++request;",
-        "      return;\n      ++request;",
+        "    if (transfer_.has_value()) {\n      next_ = 0;",
+        "    if (transfer_.has_value() || next_ == 0) {\n      next_ = 0;",
     ),
     Mutation(
         "a request waits for nobody",
