@@ -26,12 +26,6 @@ constexpr int kThreads = 2;
 constexpr std::uint32_t kCallsOfConnection = 64;
 // Streams of one caller that have not said Hello.
 constexpr std::size_t kMaxUngreeted = 64;
-// Streams of one address that have said Hello: the jobs of its daemons. There may be several
-// daemons, on one machine or behind one address.
-constexpr std::size_t kMaxGreeted = 256;
-// All streams of one IPv6 network, of which a machine can use every address. It leaves room for
-// other networks.
-constexpr std::size_t kMaxOfNetwork = PeerServer::kMaxNodes - PeerServer::kMaxNodes / 8;
 // A connection without an HTTP/2 handshake is closed after this.
 constexpr int kHandshakeTimeoutMs = 10'000;
 // A daemon says Hello before it sends anything else. gRPC holds a message whole before it compares
@@ -109,20 +103,13 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
   hooks.accepted = [this, &context, accepted = std::move(accepted)](AgentSession* node,
                                                                     const auto& open) {
     CloseOldest(*node);
-    if (open.size() > kMaxNodes) {
-      node->Close(MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
-                            absl::StrCat("the daemon of node ", context.node_name, " serves ",
-                                         kMaxNodes, " streams of other nodes, as many as it may")));
-    } else if (InNetworkOf(*node, open) > kMaxOfNetwork) {
-      node->Close(MakeError(
-          absl::StatusCode::kResourceExhausted, reason::kQuota,
-          absl::StrCat("the daemon of node ", context.node_name, " serves ", kMaxOfNetwork,
-                       " streams of ", node->network(), ", as many as one network may have")));
-    } else if (GreetedAt(node->address(), open) >= kMaxGreeted) {
-      node->Close(MakeError(
-          absl::StatusCode::kResourceExhausted, reason::kQuota,
-          absl::StrCat("the daemon of node ", context.node_name, " serves ", kMaxGreeted,
-                       " streams of ", node->address(), ", as many as one address may have")));
+    const std::string why =
+        WhyTooMany({open.size(), InNetworkOf(*node, open), GreetedAt(node->address(), open)},
+                   node->address(), node->network());
+    if (!why.empty()) {
+      node->Close(
+          MakeError(absl::StatusCode::kResourceExhausted, reason::kQuota,
+                    absl::StrCat("the daemon of node ", context.node_name, " serves ", why)));
     }
     accepted();
   };
@@ -136,6 +123,21 @@ void PeerServer::Accept(const AgentSessionContext& context, std::function<void()
     parameters.fd = connection.release();
     connections_->HandleNewConnection(&parameters);
   });
+}
+
+std::string PeerServer::WhyTooMany(const OpenStreams& open, absl::string_view address,
+                                   absl::string_view network) {
+  if (open.all > kMaxNodes) {
+    return absl::StrCat(kMaxNodes, " streams of other nodes, as many as it may");
+  }
+  if (open.of_network > kMaxOfNetwork) {
+    return absl::StrCat(kMaxOfNetwork, " streams of ", network,
+                        ", as many as one network may have");
+  }
+  if (open.greeted_at_address >= kMaxGreeted) {
+    return absl::StrCat(kMaxGreeted, " streams of ", address, ", as many as one address may have");
+  }
+  return "";
 }
 
 void PeerServer::EndCaller(const std::string& caller) {

@@ -46,6 +46,12 @@ class PeerServer {
   // daemon has a connection for each job.
   static constexpr int kStreamsPerConnection = 64;
   static constexpr std::size_t kMaxNodes = 4096;
+  // The most streams of one IPv6 network, of which a machine can use every address. It leaves room
+  // for other networks.
+  static constexpr std::size_t kMaxOfNetwork = kMaxNodes - kMaxNodes / 8;
+  // The most streams of one address that have said Hello: the jobs of its daemons. There may be
+  // several daemons, on one machine or behind one address.
+  static constexpr std::size_t kMaxGreeted = 256;
   // A connection with more than kFewCalls open calls is busy; a daemon's has one. kMaxBusyCalls:
   // the most open calls of all busy connections together. Each call takes some 13 KiB. When a
   // connection ends, gRPC destroys its calls one after the other, on a thread that other
@@ -55,6 +61,17 @@ class PeerServer {
   // The most open calls of the other connections. Streams beyond kMaxNodes are refused one by one,
   // and that takes a moment: no connection ends for them.
   static constexpr std::uint64_t kMaxOtherCalls = kMaxNodes + 1024;
+
+  // The streams that are open. Only the last count is without the newest one.
+  struct OpenStreams {
+    std::size_t all = 0;
+    std::size_t of_network = 0;
+    std::size_t greeted_at_address = 0;
+  };
+  // Empty: the newest stream, of this address and network, may stay. Otherwise the streams of which
+  // there are too many, for the error that ends it.
+  static std::string WhyTooMany(const OpenStreams& open, absl::string_view address,
+                                absl::string_view network);
 
   // Binds the port. `plain_text`: the credentials have no TLS. UNAVAILABLE: it cannot listen there.
   static absl::StatusOr<std::unique_ptr<PeerServer>> Listen(

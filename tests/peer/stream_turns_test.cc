@@ -100,6 +100,16 @@ bool EndSoon(const StreamCount& streams) {
 
 // ---- On the coordinator
 
+TEST(PeerServerTest, NewestStreamIsOneTooMany) {
+  const auto why = [](std::size_t all, std::size_t of_network, std::size_t greeted) {
+    return PeerServer::WhyTooMany({all, of_network, greeted}, "fd00::1", "fd00::/64");
+  };
+  EXPECT_EQ(why(4096, 3584, 255), "");
+  EXPECT_EQ(why(4097, 1, 0), "4096 streams of other nodes, as many as it may");
+  EXPECT_EQ(why(3585, 3585, 0), "3584 streams of fd00::/64, as many as one network may have");
+  EXPECT_EQ(why(257, 257, 256), "256 streams of fd00::1, as many as one address may have");
+}
+
 class AgentTurnsTest : public testing::Test {
  protected:
   using Stream = grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachResponse>;
