@@ -35,21 +35,22 @@ bool passes_descriptors = false;
 }  // namespace
 
 // Takes the place of the C library's.
-extern "C" int setsockopt(int fd, int level, int name, const void* value, socklen_t size) noexcept {
+extern "C" int setsockopt(int fd, int level, int name, const void* optval,
+                          socklen_t optlen) noexcept {
   constexpr int kPassRights = 83;  // SO_PASSRIGHTS; Debian 12's headers lack it
   if (passes_descriptors && level == SOL_SOCKET && name == kPassRights) {
     errno = ENOPROTOOPT;
     return -1;
   }
-  return static_cast<int>(syscall(SYS_setsockopt, fd, level, name, value, size));
+  return static_cast<int>(syscall(SYS_setsockopt, fd, level, name, optval, optlen));
 }
 
 namespace gradsync {
 namespace {
 
 using testing::HasSubstr;
-using testing::Not;
 using testing::IsEmpty;
+using testing::Not;
 using testing::StartsWith;
 
 class DoctorTest : public testing::Test {
