@@ -49,9 +49,9 @@ class Launch:
         self._restarts = [0] * options.ranks
         self._restart_at: dict[int, float] = {}  # by rank of this node: those that wait for it
         self._pauses = RestartPauses(options.ranks)
-        # By rank of this node: whether the last process was killed, perhaps after it had left the
-        # job. If not, the rank has left in another run with the same job id, or failed afterwards.
-        self._may_have_left = [False] * options.ranks
+        # By rank of this node: whether a signal ended the process before this one, perhaps after it
+        # had left the job. See _note_done().
+        self._was_killed = [False] * options.ranks
         self._done: set[Process] = set()  # see _note_done()
         self._speakers: dict[Process, Speaker] = {}
         self._signal: Optional[int] = None  # that ends the launch
@@ -176,7 +176,7 @@ class Launch:
     def _note_done(self) -> None:
         """Finds the restarted ranks whose last process was killed when its work was done."""
         for index, rank in enumerate(self._ranks):
-            if not self._failed(rank) or not self._may_have_left[index]:
+            if not self._failed(rank) or not self._was_killed[index]:
                 continue
             number = ranks.numbers(self._options)[index]
             if found_its_work_done(number, rank, self._speakers[rank]):
@@ -219,7 +219,7 @@ class Launch:
             if now >= self._restart_at[index]:
                 del self._restart_at[index]
                 self._restarts[index] += 1
-                self._may_have_left[index] = was_killed(failed)
+                self._was_killed[index] = was_killed(failed)
                 del self._speakers[failed]
                 self._ranks[index] = self._start_rank(index)
 
