@@ -52,6 +52,8 @@ constexpr int kCopiers = 2;
 // Workers on GPUs that end at the same time. More of them end one after the other.
 constexpr std::size_t kWorkerReapers = 16;
 constexpr int kAnswerers = 2;
+// An answer can take 100 ms of a CPU. So one user's questions take at most a quarter of a CPU.
+constexpr int kAnswerRest = 3;
 // Time after the drain in which clients read the ends of their streams and gRPC stops.
 constexpr absl::Duration kTeardown = absl::Seconds(3);
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(5);
@@ -209,7 +211,7 @@ struct Daemon::Rooms {
   Connections connections{&descriptors};
   // Works out answers of Introspection, from the rooms above and from `servers`. So ~Daemon()
   // finishes it before it destroys any of them.
-  std::unique_ptr<FairExecutor> answerer = std::make_unique<FairExecutor>(kAnswerers);
+  std::unique_ptr<FairExecutor> answerer = std::make_unique<FairExecutor>(kAnswerers, kAnswerRest);
   std::unique_ptr<UserServers> servers;
   std::unique_ptr<AcceptLoop> accept_loop;
 };

@@ -3,6 +3,7 @@
 #ifndef DAEMON_BASE_FAIR_EXECUTOR_H_
 #define DAEMON_BASE_FAIR_EXECUTOR_H_
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <map>
@@ -30,7 +31,9 @@ namespace gradsync::daemon {
 // Thread-safe. The destructor runs everything that is queued.
 class FairExecutor final : public UserExecutor {
  public:
-  explicit FairExecutor(int threads);
+  // `rest`: after a piece, the user's next one waits this many times as long as the piece took. So
+  // a user has at most 1/(rest+1) of a thread.
+  explicit FairExecutor(int threads, int rest = 0);
   FairExecutor(const FairExecutor&) = delete;
   FairExecutor& operator=(const FairExecutor&) = delete;
   ~FairExecutor() override;
@@ -39,14 +42,22 @@ class FairExecutor final : public UserExecutor {
 
  private:
   using Queue = std::deque<std::function<void()>>;
-  void Loop();
+  using TimePoint = std::chrono::steady_clock::time_point;
 
+  void Loop();
+  // A user's work has ended, and its rest, if it has one.
+  void GiveTurnLocked(const Tenant& user) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WaitForTurnLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int rest_;
   Mutex mutex_;
   CondVar changed_;
-  // The users that have work, each with the work that is not running yet.
+  // The users that have work or rest, each with the work that is not running yet.
   std::map<Tenant, Queue> users_ ABSL_GUARDED_BY(mutex_);
-  // The users that have waiting work and no running work; the first one is next.
+  // The users that have waiting work, no running work and no rest; the first one is next.
   std::deque<Tenant> turns_ ABSL_GUARDED_BY(mutex_);
+  // The users that rest, by the end of the rest.
+  std::multimap<TimePoint, Tenant> resting_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   // Last, so that the other members exist when they start.
   std::vector<std::thread> threads_;

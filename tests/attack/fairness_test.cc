@@ -34,7 +34,7 @@ std::vector<Case> Cases() {
   }
   for (const char* attack :
        {"broadcasts", "headers", "nothings", "empty_data", "small_data", "bulk", "side_requests",
-        "status_flood", "connections", "stall_and_close", "punched_holes"}) {
+        "status_flood", "timeline_flood", "connections", "stall_and_close", "punched_holes"}) {
     cases.push_back({attack, "SmallBuckets", {"--buckets=8", "--count=16384"}, 300});
   }
   // Here the accept loop would be busy, too.

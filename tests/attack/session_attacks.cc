@@ -1,12 +1,14 @@
 // Attacks with sessions: trainers that make the daemon work.
 
 #include <fcntl.h>
+#include <grpcpp/grpcpp.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <future>
 #include <iostream>
 #include <memory>
 #include <string>
@@ -16,6 +18,7 @@
 
 #include "gradsync/client.h"
 #include "gradsync/v1/gradsync.pb.h"
+#include "gradsync/v1/introspection.grpc.pb.h"
 #include "tests/attack/attacker.h"
 #include "tests/fault/raw_session.h"
 #include "tests/kit/become_user.h"
@@ -131,6 +134,44 @@ void Broadcasts(const Target& target, int jobs, std::size_t bytes, bool across) 
     begun();
     std::vector<char> data(bytes);
     while (session.ok() && (*session)->Broadcast(data.data(), data.size(), /*root=*/0).ok()) {
+    }
+  });
+}
+
+// A job of as many buckets as a layout may have. Eight threads ask for its last 64 steps without a
+// pause, and read the answers, of 20 MB each.
+void TimelineFlood(const Target& target) {
+  constexpr std::uint64_t kSteps = 64;
+  std::promise<void> stepped;
+  const std::shared_future<void> ready = stepped.get_future().share();
+  OnThreads(9, [&](int thread, const Begun& begun) {
+    if (thread > 0) {
+      grpc::ChannelArguments arguments;
+      arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+      arguments.SetMaxReceiveMessageSize(-1);
+      const auto stub = v1::Introspection::NewStub(grpc::CreateCustomChannel(
+          "unix:" + target.socket, grpc::InsecureChannelCredentials(), arguments));
+      v1::GetTimelineRequest request;
+      request.set_job_id("timeline");
+      request.set_layout("default");
+      request.set_steps(kSteps);
+      ready.wait();
+      for (;; begun()) {
+        grpc::ClientContext context;
+        v1::GetTimelineResponse response;
+        stub->GetTimeline(&context, request, &response);
+      }
+    }
+    RawSession rank(target.socket);
+    const auto channels = Join(target, RawSession::OpenRequest(0, 1, "timeline"),
+                               {RawSession::LayoutRequest(4096, 1)}, &rank);
+    for (std::uint64_t step = 1; !channels.empty(); ++step) {
+      if (!rank.EndStep(channels[0], step, /*ready_rest=*/true)) return;
+      if (!rank.Await(v1::SessionResponse::kStepDone).has_value()) return;
+      if (step == kSteps) stepped.set_value();
+      if (step < kSteps) continue;
+      begun();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // each answer has new steps
     }
   });
 }
@@ -451,6 +492,7 @@ Attacks SessionAttacks() {
       {"staging_holes", {StagingHoles}},
       {"kept_holes", {KeptHoles}},
       {"other_tokens", {OtherTokens, /*on_peer_port=*/false, /*across=*/false, /*on_victim=*/true}},
+      {"timeline_flood", {TimelineFlood}},
       {"worker_starts", {WorkerStarts}},
       {"steps_across",
        {[](const Target& t) { StepsAcross(t, 4096, 1); }, /*on_peer_port=*/false, /*across=*/true}},

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -105,10 +106,54 @@ TEST(FairExecutorTest, WorkIsDestroyedBeforeTheUsersNextRuns) {
   EXPECT_EQ(expired, true);
 }
 
+TEST(FairExecutorTest, AUserRestsAfterEachPieceAndOthersRunMeanwhile) {
+  constexpr int kRest = 3;
+  constexpr auto kWork = std::chrono::milliseconds(20);
+  std::string order;  // no lock: there is one thread
+  std::chrono::steady_clock::time_point ended, next;
+  Gate gate, done;
+  FairExecutor executor(1, kRest);
+  executor.Run(kAlice, [&] {
+    gate.Wait();
+    const auto until = std::chrono::steady_clock::now() + kWork;
+    while (std::chrono::steady_clock::now() < until) {
+    }
+    ended = until;
+  });
+  executor.Run(kAlice, [&] {
+    next = std::chrono::steady_clock::now();
+    order += 'a';
+    done.Open();
+  });
+  executor.Run(kBob, [&] { order += 'b'; });
+  gate.Open();
+  done.Wait();
+  EXPECT_EQ(order, "ba");
+  EXPECT_GE(next - ended, kRest * kWork);
+}
+
+TEST(FairExecutorTest, DestructorWaitsForNoRest) {
+  int ran = 0;
+  {
+    FairExecutor executor(2, /*rest=*/1'000'000'000);
+    for (int i = 0; i < 3; ++i) executor.Run(kAlice, [&] { ++ran; });
+  }
+  EXPECT_EQ(ran, 3);
+}
+
+TEST(FairExecutorTest, AUserThatHasRestedIsForgotten) {
+  Gate first, second;
+  FairExecutor executor(2, /*rest=*/1);
+  executor.Run(kAlice, [&] { first.Open(); });
+  first.Wait();
+  executor.Run(kAlice, [&] { second.Open(); });
+  second.Wait();
+}
+
 TEST(FairExecutorTest, WorkOfManyThreadsAndUsersRuns) {
   std::atomic<int> ran{0};
   {
-    FairExecutor executor(3);
+    FairExecutor executor(3, /*rest=*/1);
     std::vector<std::thread> threads;
     for (uid_t t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {

@@ -124,6 +124,13 @@ MUTATIONS = (
         "//tests/attack:asking_test *reflection_streams",
     ),
     Mutation(
+        "a user does not rest after an answer",
+        "daemon/base/fair_executor.cc",
+        "    if (rest_ == 0) {",
+        "    if (rest_ >= 0) {",
+        "//tests/base:fair_executor_test",
+    ),
+    Mutation(
         "no descriptors are kept for asking",
         "daemon/rpc/descriptor_reserve.cc",
         "while (held_.size() < count_) {",
