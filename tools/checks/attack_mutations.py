@@ -98,14 +98,14 @@ MUTATIONS = (
         "daemon/reduce/user_shares.cc",
         "  user->served += bytes;\n",
         "  user->served += 0 * bytes;\n",
-        "//tests/attack:fairness_test *large_buckets*:*inline_reductions*:*tiny_buckets*",
+        "//tests/reduce:host_reducer_test",
     ),
     Mutation(
         "a message's buckets are all reduced by its reader",
         "daemon/reduce/host_reducer.cc",
         "if (traffic > kInlineTrafficBytes) break;",
         "if (traffic > 100'000 * kInlineTrafficBytes) break;",
-        "//tests/attack:fairness_test *inline_reductions*",
+        "//tests/reduce:host_reducer_test",
     ),
     Mutation(
         "users have no turns of their own",
@@ -113,7 +113,7 @@ MUTATIONS = (
         "void FairExecutor::Run(const Tenant& user, std::function<void()> work) {\n",
         "void FairExecutor::Run(const Tenant&, std::function<void()> work) {\n"
         "  const Tenant user(0);\n",
-        "//tests/attack:fairness_test *mapping*:*broadcasts*",
+        "//tests/base:fair_executor_test",
     ),
     # Asking.
     Mutation(
@@ -121,7 +121,7 @@ MUTATIONS = (
         "daemon/rpc/question_desk.h",
         "if (others.size() < method_->per_user) return;",
         "if (others.size() < method_->per_user + 1'000'000) return;",
-        "//tests/attack:asking_test *reflection_streams",
+        "//tests/fault:memory_test MemoryTest.UnreadAnswersAreFew",
     ),
     Mutation(
         "a user does not rest after an answer",
@@ -159,7 +159,7 @@ MUTATIONS = (
         "daemon/base/header_frames.h",
         "const bool many = unfinished_ > kMostBytes;",
         "const bool many = unfinished_ > kMostBytes << 16;",
-        "//tests/attack:harmful_connections_test *headers",
+        "//tests/base:header_frames_test",
     ),
     Mutation(
         "any number of bytes may be no data",

@@ -49,8 +49,9 @@ class Copy:
     def test(self, test: str, timeout_s: int, *flags: str) -> str:
         """The first case of a Mutation.test that fails; "" if all pass."""
         target, _, cases = test.partition(" ")
-        filters = (f"--test_filter={cases}", f"--test_timeout={timeout_s}")
-        run = self._run("test", *FLAGS, *filters, *flags, target)
+        # An empty filter would leave out all cases.
+        some = (f"--test_filter={cases}",) if cases else ()
+        run = self._run("test", *FLAGS, f"--test_timeout={timeout_s}", *some, *flags, target)
         if run.returncode == 0:
             return ""
         if run.returncode != 3:  # 3: a test has failed, 1: the build
