@@ -117,13 +117,6 @@ MUTATIONS = (
     ),
     # Asking.
     Mutation(
-        "a user asks any number of questions at a time",
-        "daemon/rpc/question_desk.h",
-        "if (others.size() < method_->per_user) return;",
-        "if (others.size() < method_->per_user + 1'000'000) return;",
-        "//tests/fault:memory_test MemoryTest.UnreadAnswersAreFew",
-    ),
-    Mutation(
         "a user does not rest after an answer",
         "daemon/base/fair_executor.cc",
         "    if (rest_ == 0) {",
