@@ -52,7 +52,7 @@ constexpr int kCopiers = 2;
 // Workers on GPUs that end at the same time. More of them end one after the other.
 constexpr std::size_t kWorkerReapers = 16;
 constexpr int kAnswerers = 2;
-// An answer can take 100 ms of a CPU. So one user's questions take at most a quarter of a CPU.
+// Timelines are long. So the work on one user's answers takes at most a quarter of a CPU.
 constexpr int kAnswerRest = 3;
 // Time after the drain in which clients read the ends of their streams and gRPC stops.
 constexpr absl::Duration kTeardown = absl::Seconds(3);

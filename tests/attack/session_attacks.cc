@@ -138,8 +138,8 @@ void Broadcasts(const Target& target, int jobs, std::size_t bytes, bool across) 
   });
 }
 
-// A job of as many buckets as a layout may have. Eight threads ask for its last 64 steps without a
-// pause, and read the answers, of 20 MB each.
+// A job of as many buckets as a layout may have. Eight threads ask for its timeline without a
+// pause, and read the answers, of 2.6 MB each.
 void TimelineFlood(const Target& target) {
   constexpr std::uint64_t kSteps = 64;
   std::promise<void> stepped;
