@@ -122,7 +122,7 @@ OptionEntry Time(absl::Duration Options::*member, absl::Duration min, absl::Dura
 }
 
 template <typename T>
-OptionEntry Choice(T Options::*member, std::vector<std::pair<std::string, T>> choices,
+OptionEntry Choice(T Options::*member, const std::vector<std::pair<std::string, T>>& choices,
                    const Text& text) {
   std::vector<std::string> names;
   for (const auto& [name, value] : choices) names.push_back(name);

@@ -26,7 +26,7 @@ bool AllDigits(std::string_view text) {
 
 std::string Quoted(std::string_view text) {
   constexpr std::size_t kMaxBytes = 120;
-  const absl::string_view shown(text.data(), std::min(text.size(), kMaxBytes));
+  const std::string shown(text.substr(0, kMaxBytes));
   return absl::StrCat("\"", absl::CHexEscape(shown), text.size() > kMaxBytes ? "..." : "", "\"");
 }
 

@@ -225,7 +225,7 @@ absl::Status LayoutChannel::EndStep(std::uint32_t rank, std::uint64_t step,
   }
   if (const auto unmarked = step_.FirstUnmarked(rank)) {
     return report().Breach(absl::StatusCode::kFailedPrecondition, reason::kProtocolViolation, rank,
-                           step, *unmarked, "EndStep, but this bucket was not marked ready");
+                           step, unmarked, "EndStep, but this bucket was not marked ready");
   }
   if (!used_map.empty() && used_map.size() != used.bytes()) {
     return report().MalformedMap(rank, step, used_map);

@@ -266,7 +266,7 @@ absl::Status NodeGroup::LaunchDone(NodeLink* link, const v1::LaunchDone& message
   if (message.status().code() != 0) status = StatusFromPeer(message.status());
   if (message.sequence() == 0 && !status.ok()) return Suspect(message.epoch(), link, status);
   LaunchAnswer answer;
-  answer.status = status;
+  answer.status = std::move(status);
   // A node without ranks in the launch has measured nothing.
   if (message.sum_of_squares() != 0 || message.non_finite() != 0) {
     answer.stats = GradientStats{message.sum_of_squares(), message.non_finite()};

@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -160,7 +161,7 @@ class Fuzzer {
       bytes[Below(bytes.size())] = static_cast<char>(random_());
     }
     v1::SessionRequest mutated;
-    if (mutated.ParseFromString(bytes)) *request = mutated;
+    if (mutated.ParseFromString(bytes)) *request = std::move(mutated);
   }
 
  private:

@@ -241,9 +241,10 @@ TEST_F(CoordinatorLinkTableTest, AUserWhoseCoordinatorDoesHarmWaits) {
   JoinOf(Tenant(kOther));
 
   clock_.Advance(GrowingPause::kFirstNs);
-  const std::future<absl::Status> again = Join(user, address);
+  std::future<absl::Status> again = Join(user, address);
   EXPECT_GE(AcceptOne(listener, kPatienceMs).get(), 0) << "it is dialed anew";
   table_.EndRanks(absl::CancelledError("the test ends"));
+  EXPECT_FALSE(again.get().ok());
 }
 
 }  // namespace

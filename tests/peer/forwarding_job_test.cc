@@ -39,7 +39,7 @@ class ForwardingJobTest : public testing::Test {
     context.executor = &executor_;
     context.coordinator = "alpha:7417";
     job_ = std::make_shared<ForwardingJob>(join, std::move(context), sink_,
-                                           [this](auto joined) { joined_ = joined.ok(); });
+                                           [this](const auto& joined) { joined_ = joined.ok(); });
     v1::SessionResponse opened;
     opened.mutable_session_opened()->set_generation(1);
     EXPECT_FALSE(Take(opened));
@@ -445,7 +445,7 @@ TEST_F(ForwardingJobTest, ARankWhoseEndComesBeforeItsStartReportsItsEnd) {
   context.executor = &executor_;
   absl::Status answer;
   ForwardingJob joining(join, std::move(context), sink_,
-                        [&](auto joined) { answer = joined.status(); });
+                        [&](const auto& joined) { answer = joined.status(); });
   v1::SessionResponse ending;
   ending.mutable_session_ending()->mutable_status()->set_code(10);
   ASSERT_TRUE(joining.Take(ending).value());

@@ -98,7 +98,7 @@ absl::StatusOr<Session::Registration> SessionFixture::RegisterNow(const Opened& 
   absl::StatusOr<Session::Registration> answer = absl::UnknownError("not answered");
   bool answered = false;
   opened->RegisterLayout(request, [&](auto registration) {
-    answer = registration;
+    answer = std::move(registration);
     answered = true;
   });
   if (!answered) RunAll();

@@ -58,6 +58,7 @@ template <typename T, int kRanks, Prefetch kPrefetch>
 HWY_INLINE void AverageLoop(std::byte* const* buffers, std::size_t begin, std::size_t end) {
   using W = Wide<T>;
   constexpr std::size_t kLine = 64 / sizeof(T);
+  constexpr std::size_t kLinesAhead = kAhead / 64;
   const std::size_t lanes = hn::Lanes(W::kTag);
   const auto factor = hn::Set(W::kTag, static_cast<hn::TFromD<decltype(W::kTag)>>(1) / kRanks);
   T* data[kRanks];
@@ -67,7 +68,7 @@ HWY_INLINE void AverageLoop(std::byte* const* buffers, std::size_t begin, std::s
   for (std::size_t i = begin; i < end; i += stride) {
     if constexpr (kPrefetch == Prefetch::kAhead) {
       for (int rank = 0; rank < kRanks; ++rank) {
-        PrefetchForWrite(data[rank] + i + kAhead / sizeof(T));
+        PrefetchForWrite(data[rank] + i + kLinesAhead * kLine);
       }
     }
     for (std::size_t j = i; j < i + stride; j += lanes) {

@@ -21,7 +21,7 @@ std::string RenderHealth(const HealthReport& report, const std::vector<ServiceHe
                     FormatUptime(status->uptime_s()), ", jobs: ", status->jobs_size(), ", socket ",
                     Printable(status->socket()));
   }
-  text += "\n";
+  text += '\n';
   // The gravest come first.
   TextTable reasons({});
   for (const std::string& reason : report.reasons) reasons.AddNote(absl::StrCat("  ", reason));
