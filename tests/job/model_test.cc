@@ -36,8 +36,8 @@ struct Case {
   const char* name;
   ModelOptions options;
   std::uint32_t histories;
-  std::uint32_t histories_sanitized;
-  std::uint64_t at_least;  // schedules, unless sanitized
+  std::uint32_t histories_sanitized;  // 0: a sanitizer would take minutes
+  std::uint64_t at_least;             // schedules, unless sanitized
 
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 };
@@ -74,6 +74,7 @@ class ModelTest : public testing::TestWithParam<Case> {};
 TEST_P(ModelTest, MatchesTheModel) {
   const Case& param = GetParam();
   const std::uint32_t histories = kSanitized ? param.histories_sanitized : param.histories;
+  if (histories == 0) GTEST_SKIP() << "a sanitizer is too slow for so many states";
   ModelMemory memory = MakeModelMemory();
   ScheduleExplorer explorer(histories);
   std::vector<Event> enabled, schedule;
@@ -157,9 +158,9 @@ const Case kCases[] = {
     {"TwoSteps", Options(2, 2, kNoFault, 0), 1000, 20, 69'000},
     {"TwoStepsOneFault", Options(2, 2, kAnyFault, 1), 100, 3, 220'000},
     {"TwoStepsTwoFaults", Options(2, 2, kAnyFault, 2), 10, 2, 200'000},
-    {"TwoStepsThreeFaults", Options(2, 2, kAnyFault, 3), 4, 1, 300'000},
+    {"TwoStepsThreeFaults", Options(2, 2, kAnyFault, 3), 4, 0, 300'000},
     {"ThreeRanksOneFault", Options(3, 2, kAnyFault, 1), 5, 1, 130'000},
-    {"ThreeRanksTwoFaults", Options(3, 2, kAnyFault, 2), 1, 1, 240'000},
+    {"ThreeRanksTwoFaults", Options(3, 2, kAnyFault, 2), 1, 0, 240'000},
     {"ThreeRanksLeavingByTheWorld",
      DividedByWorld(Options(3, 2, FaultBit(Action::kLeave) | FaultBit(Action::kAbandon), 3)), 2, 1,
      140'000},
@@ -171,7 +172,7 @@ const Case kCases[] = {
     // The executor writes done words. It takes two faults to begin with those of ranks that stay.
     {"WordsOfAVoidStepLater", WordsLater(Options(2, 1, kAnyFault | kDrain, 2)), 2, 1, 1'000},
     {"WordsLaterAndThreeFaults",
-     WordsLater(AtOnce(Options(2, 2, kAnyFault | kRelease | kDrain, 3))), 1, 1, 1'000},
+     WordsLater(AtOnce(Options(2, 2, kAnyFault | kRelease | kDrain, 3))), 1, 0, 1'000},
     {"WordsLaterAndRanksThatLeave",
      WordsLater(AtOnce(Options(2, 2,
                                FaultBit(Action::kLeave) | FaultBit(Action::kLose) |
@@ -180,7 +181,7 @@ const Case kCases[] = {
      1, 1, 1'000},
     {"WordsOfThreeRanksLater",
      WordsLater(AtOnce(Options(3, 2, FaultBit(Action::kLeave) | FaultBit(Action::kAbandon), 3))), 1,
-     1, 1'000},
+     0, 1'000},
 };
 
 INSTANTIATE_TEST_SUITE_P(Job, ModelTest, testing::ValuesIn(kCases),
