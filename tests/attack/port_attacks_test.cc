@@ -40,7 +40,7 @@ TEST_P(PortAttacks, LetTheJobsOfOthersGoOn) {
   const Attacker attacker(daemon, GetParam(), kAttacker, daemon.Status().peer_address());
   ASSERT_TRUE(attacker.ready());
   for (InnocentJob* const one : {&job, &job_across}) {
-    const StepTimes attacked = one->Run(200);
+    const StepTimes attacked = one->Run(200 / kScale);
     EXPECT_EQ(attacked.error, "");
     EXPECT_EQ(attacked.wrong, 0u);
   }
