@@ -36,7 +36,7 @@ struct Case {
   const char* name;
   ModelOptions options;
   std::uint32_t histories;
-  std::uint32_t histories_sanitized;  // 0: a sanitizer would take minutes
+  std::uint32_t histories_sanitized;  // 0: too slow with a sanitizer
   std::uint64_t at_least;             // schedules, unless sanitized
 
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
