@@ -232,7 +232,10 @@ TEST_F(MemoryTest, CollectivesThatOthersHaveNotBegunAreCharged) {
   EXPECT_THAT(Attack(&attacker), testing::StartsWith("0 "));
   EXPECT_GT(Charged(), 64 * daemon::CollectiveOrder::kKept * kMaxCollectiveBytes);
   EXPECT_LE(Charged(), kQuota);
-  ExpectCostBelow(Charged() + 12 * kMiB);
+  // The sessions go on, so gRPC may hold 64 KiB of each, as bytes and as messages. That is not
+  // charged, and not kept.
+  constexpr std::uint64_t kInFlight = 64 * 2 * (kMiB / 16);
+  ExpectCostBelow(Charged() + 12 * kMiB + kInFlight);
   if (kScale == 1) {
     EXPECT_GT(Cost(), 16 * kMiB) << "the daemon has kept them";
   }
