@@ -19,16 +19,12 @@ void StagingMemory::Release() {
 }
 
 absl::Status StagingMemory::Populate() {
-  {
-    absl::MutexLock lock(&mutex_);
-    if (populated_) return absl::OkStatus();
-  }
-  auto status = memory_->PopulateAndSeal(memfd_.get());
-  if (!status.ok()) return status;
+  absl::MutexLock lock(&populate_mutex_);
+  if (populated_) return absl::OkStatus();
+  if (auto status = memory_->PopulateAndSeal(memfd_.get()); !status.ok()) return status;
   memfd_ = FileDescriptor();
-  absl::MutexLock lock(&mutex_);
   populated_ = true;
-  return status;
+  return absl::OkStatus();
 }
 
 }  // namespace gradsync::client

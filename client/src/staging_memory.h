@@ -38,16 +38,19 @@ class StagingMemory {
   // Makes Acquire look at `*cancelled`.
   void Wake() ABSL_LOCKS_EXCLUDED(mutex_) { absl::MutexLock lock(&mutex_); }
 
-  // Calls MappedMemory::PopulateAndSeal, once. Only the present user of the memory may call it.
-  absl::Status Populate() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Calls MappedMemory::PopulateAndSeal, once. Waits while another thread does so: the reader of a
+  // cancelled transfer may still be in this call.
+  absl::Status Populate() ABSL_LOCKS_EXCLUDED(populate_mutex_);
 
  private:
   const std::shared_ptr<MappedMemory> memory_;
-  FileDescriptor memfd_;  // belongs to the user
 
   absl::Mutex mutex_;
   bool used_ ABSL_GUARDED_BY(mutex_) = false;
-  bool populated_ ABSL_GUARDED_BY(mutex_) = false;
+
+  absl::Mutex populate_mutex_;
+  FileDescriptor memfd_ ABSL_GUARDED_BY(populate_mutex_);
+  bool populated_ ABSL_GUARDED_BY(populate_mutex_) = false;
 };
 
 // Releases the memory at the end of the scope.

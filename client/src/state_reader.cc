@@ -134,6 +134,14 @@ class StateReader::Impl {
   void SendDigests() ABSL_LOCKS_EXCLUDED(mutex_);
   void Refuse(absl::string_view why) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // Sets `answered` if nothing is left to do. Whoever sends a message of the answer calls it under
+  // the same lock. So the question is answered before the daemon can end the step, and OnStepDone
+  // gives the staging memory back.
+  void NoteAnswered() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const bool copied =
+        question_->offered && progress_->answer.copied() == progress_->image.bytes();
+    question_->answered = question_->digested && (copied || !question_->offer);
+  }
   // The reading in progress must go on with the question that it has.
   bool GoesOn() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return !cancel_.load() && question_.has_value() && question_->transfer == progress_->transfer &&
@@ -268,10 +276,8 @@ StateReader::Impl::Task StateReader::Impl::Next(Chunk* chunk) {
   if (!question_->digested) {
     return progress_->answer.hashed(progress_->image) ? Task::kDigest : Task::kHash;
   }
-  if (!question_->offer || progress_->answer.copied() == progress_->image.bytes()) {
-    question_->answered = true;
-    return Task::kStop;
-  }
+  NoteAnswered();  // the same question may come again
+  if (question_->answered) return Task::kStop;
   const auto wakes = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
     return chunk_.has_value() || !GoesOn();
   };
@@ -304,6 +310,7 @@ void StateReader::Impl::Offer() {
   absl::MutexLock lock(&mutex_);
   if (!GoesOn()) return;
   question_->offered = true;
+  NoteAnswered();
   v1::SessionRequest request;
   request.mutable_state_offer()->set_transfer(question_->transfer);
   request.mutable_state_offer()->set_bytes(bytes);
@@ -332,6 +339,7 @@ void StateReader::Impl::Copy(const Chunk& chunk) {
   // An item of this transfer: it was copied, even if the reading is cancelled just now.
   if (!question_.has_value() || question_->transfer != progress_->transfer || stopped_) return;
   chunk_.reset();
+  NoteAnswered();
   v1::SessionRequest request;
   request.mutable_state_written()->set_transfer(question_->transfer);
   request.mutable_state_written()->set_chunk(chunk.number);
@@ -344,6 +352,7 @@ void StateReader::Impl::SendDigests() {
   absl::MutexLock lock(&mutex_);
   if (!GoesOn()) return;
   question_->digested = true;
+  NoteAnswered();
   request.mutable_state_digests()->set_transfer(question_->transfer);
   for (v1::SessionRequest& part : DigestMessages(std::move(request))) {
     sender_->SendState(std::move(part));

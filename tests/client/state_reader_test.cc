@@ -442,7 +442,7 @@ TEST_F(StateReaderTest, AnOfferWaitsForTheStagingMemory) {
 }
 
 TEST_F(StateReaderTest, TheStagingMemoryIsHeldUntilTheTransferEnds) {
-  const auto state = Serve({{"abc", "abc", 3}});
+  Serve({{"abc", "abc", 3}});
   const auto pin = reader_.Freeze();
   Ask(1, true);
   EXPECT_TRUE(outbox_.Next().has_state_offer());
@@ -452,16 +452,28 @@ TEST_F(StateReaderTest, TheStagingMemoryIsHeldUntilTheTransferEnds) {
   AskChunk(1, 0, 128);
   EXPECT_TRUE(outbox_.Next().has_state_written());
   EXPECT_FALSE(StagingIsFree()) << "the daemon may still read it";
-  while (state->reading) std::this_thread::yield();  // it has done all that was asked
-  reader_.Thaw(pin, StateReader::State::kMayChange);
   reader_.OnStepDone();
   EXPECT_TRUE(StagingIsFree());
+  reader_.Thaw(pin, StateReader::State::kMayChange);
   reader_.FreezeUntilWait();
   Ask(2, true);
   EXPECT_TRUE(outbox_.Next().has_state_offer());
   EXPECT_TRUE(outbox_.Next().has_state_digests());
   Ask(3, false);
   EXPECT_TRUE(StagingIsFree());
+}
+
+TEST_F(StateReaderTest, AStepThatEndsRightAfterTheAnswerGivesTheStagingMemoryBack) {
+  Serve({{"abc", "abc", 3}});
+  for (std::uint64_t transfer = 1; transfer <= 200; ++transfer) {
+    const auto pin = reader_.Freeze();
+    Ask(transfer, true);
+    std::string bytes;
+    EXPECT_EQ(TakeImage(transfer, &bytes).size(), 1u);
+    reader_.OnStepDone();
+    ASSERT_TRUE(StagingIsFree()) << "transfer " << transfer;
+    reader_.Thaw(pin, StateReader::State::kMayChange);
+  }
 }
 
 TEST_F(StateReaderTest, ASourceIsReadNoMoreOnceAnotherServes) {

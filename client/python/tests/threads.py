@@ -23,9 +23,18 @@ def options(daemon, rank=0, world_size=1, job_id=None, **others):
 
 
 def on_every_rank(world_size, body, *args):
-    """Runs body(rank, *args) on one thread for each rank; returns the results in rank order."""
-    with concurrent.futures.ThreadPoolExecutor(world_size) as pool:
+    """Runs body(rank, *args) on one thread for each rank; returns the results in rank order.
+
+    Raises the first error at once: the other ranks may wait for that rank. Their waits end when the
+    caller closes their sessions.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(world_size)
+    try:
         futures = [pool.submit(body, rank, *args) for rank in range(world_size)]
+        for future in concurrent.futures.as_completed(futures):
+            future.result()
+    finally:
+        pool.shutdown(wait=False)
     return [future.result() for future in futures]
 
 
