@@ -463,16 +463,23 @@ TEST_F(StateReaderTest, TheStagingMemoryIsHeldUntilTheTransferEnds) {
   EXPECT_TRUE(StagingIsFree());
 }
 
+// The last message of the answer is the chunk if the state has one item, and the digests if it has
+// so many that the chunk comes first.
 TEST_F(StateReaderTest, AStepThatEndsRightAfterTheAnswerGivesTheStagingMemoryBack) {
-  Serve({{"abc", "abc", 3}});
-  for (std::uint64_t transfer = 1; transfer <= 200; ++transfer) {
-    const auto pin = reader_.Freeze();
-    Ask(transfer, true);
-    std::string bytes;
-    EXPECT_EQ(TakeImage(transfer, &bytes).size(), 1u);
-    reader_.OnStepDone();
-    ASSERT_TRUE(StagingIsFree()) << "transfer " << transfer;
-    reader_.Thaw(pin, StateReader::State::kMayChange);
+  std::vector<StateItem> state;
+  for (const std::size_t items : {1, 500}) {
+    while (state.size() < items) state.push_back({absl::StrCat(state.size()), "abc", 3});
+    Serve(state);
+    for (int i = 0; i < 1000; ++i) {
+      const std::uint64_t transfer = 1000 * items + i;
+      const auto pin = reader_.Freeze();
+      Ask(transfer, true);
+      std::string bytes;
+      EXPECT_EQ(TakeImage(transfer, &bytes).size(), items);
+      reader_.OnStepDone();
+      ASSERT_TRUE(StagingIsFree()) << "transfer " << i << " of " << items << " items";
+      reader_.Thaw(pin, StateReader::State::kMayChange);
+    }
   }
 }
 

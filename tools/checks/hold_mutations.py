@@ -1084,8 +1084,20 @@ MUTATIONS = (
     Mutation(
         "a chunk is copied twice",
         "client/src/state_reader.cc",
-        "  chunk_.reset();\n  v1::SessionRequest request;\n  request.mutable_state_written()",
-        "  v1::SessionRequest request;\n  request.mutable_state_written()",
+        "  chunk_.reset();\n  NoteAnswered();\n",
+        "  NoteAnswered();\n",
+    ),
+    Mutation(
+        "a question is answered only after the lock under which its last chunk was sent",
+        "client/src/state_reader.cc",
+        "  chunk_.reset();\n  NoteAnswered();\n",
+        "  chunk_.reset();\n",
+    ),
+    Mutation(
+        "a question is answered only after the lock under which its digests were sent",
+        "client/src/state_reader.cc",
+        "  question_->digested = true;\n  NoteAnswered();\n",
+        "  question_->digested = true;\n",
     ),
     Mutation(
         "a transfer takes staging memory that is in use",
